@@ -1,0 +1,1 @@
+"""Builds bundles from checkpoints, without torch on the native route."""

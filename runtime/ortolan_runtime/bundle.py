@@ -1,0 +1,336 @@
+"""The bundle format, shared by the exporter that writes it and the runtime that reads it.
+
+A bundle is a folder, complete in itself: the manifest ``bundle.json``, the graph ``model.onnx``
+with its weights in ``model.onnx.data``, ``tokenizer.json``, and ``chat_template.jinja`` where the
+source has one. It is written atomically and refused when anything about it is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ortolan_runtime.errors import BundleError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "bundle.json"
+GRAPH_NAME = "model.onnx"
+WEIGHTS_NAME = "model.onnx.data"
+TOKENIZER_NAME = "tokenizer.json"
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
+
+_READ_BYTES = 1 << 20
+
+Precision = Literal["int8", "int4", "fp16", "fp32", "int8+int4"]
+KVLayout = Literal["shared", "concat"]
+KVDtype = Literal["float32", "float16", "int8"]
+Progress = Callable[[int], None]  # told how many more bytes (or units) are done
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a bundle: its plain name, size in bytes and SHA-256 in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt with the greedy tokens that must follow it and their raw logprobs (natural log)."""
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class GraphNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names of the graph's inputs and outputs; ``{layer}`` and ``{kind}`` (key, value) are filled
+    in.
+
+    ``logsumexp`` is float32 ``[R]``, the log of the sum of the exponentials of each row of logits;
+    null when the graph does not return it.
+    """
+
+    input_ids: str = "input_ids"
+    seqlens_k: str = "seqlens_k"
+    total_sequence_length: str = "total_sequence_length"
+    logit_positions: str = "logit_positions"
+    past: str = "past.{layer}.{kind}"
+    present: str = "present.{layer}.{kind}"
+    logits: str = "logits"
+    logsumexp: str | None = None
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling values from the source's generation config; for information, requests decide."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``bundle.json`` holds.
+
+    ``vocab_size`` is the number of columns of the logits, which may exceed the tokenizer's count.
+    ``single_row_exact`` says that one row alone gives the same bits as that row in a batch; false
+    for formats whose one-row kernel rounds differently (int4, fp32), which the runtime then avoids.
+    """
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    architecture: str
+    source_digest: str
+    precision: Precision
+    context_length: int
+    vocab_size: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    kv_layout: KVLayout = "shared"
+    kv_dtype: KVDtype = "float32"
+    single_row_exact: bool = False
+    graph: GraphNames = GraphNames()
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: GenerationDefaults = GenerationDefaults()
+    exporter_version: str
+    onnxruntime_version: str = ""
+    golden: tuple[Golden, ...] = ()
+    files: tuple[FileRecord, ...] = ()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Return the bytes that one token of one sequence takes in the KV cache."""
+        width = {"float32": 4, "float16": 2, "int8": 1}[self.kv_dtype]
+        return 2 * self.layers * self.kv_heads * self.head_size * width
+
+    def file(self, name: str) -> FileRecord | None:
+        """Return the record of the file ``name``, or None."""
+        return next((record for record in self.files if record.name == name), None)
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A checked bundle: the folder and what its manifest says."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def graph_path(self) -> Path:
+        """Return the path of the ONNX graph."""
+        return self.path / GRAPH_NAME
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Return the path of ``tokenizer.json``."""
+        return self.path / TOKENIZER_NAME
+
+    @property
+    def chat_template(self) -> str | None:
+        """Return the chat template's source, or None when the bundle has none."""
+        path = self.path / CHAT_TEMPLATE_NAME
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+_manifest_decoder = msgspec.json.Decoder(Manifest)
+_manifest_encoder = msgspec.json.Encoder()
+
+
+def open_bundle(
+    path: Path,
+    *,
+    cache: Path | None = None,
+    always_verify: bool = False,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Return the bundle at ``path`` after checking it; sizes always, digests when they may have
+    changed.
+
+    Digests are checked at the first load and remembered in ``cache`` by size and modification time;
+    ``always_verify`` checks them regardless. Raises BundleError with one line that says what is
+    wrong.
+    """
+    manifest = _read_manifest(path)
+    for record in manifest.files:
+        _check_size(path, record)
+    stamp = _stamp(path, manifest)
+    stamp_path = None if cache is None else cache / "verified" / f"{stamp}.ok"
+    if always_verify or stamp_path is None or not stamp_path.exists():
+        for record in manifest.files:
+            _check_digest(path, record, progress)
+        if stamp_path is not None:
+            _remember(stamp_path)
+    return Bundle(path, manifest)
+
+
+def write_manifest(folder: Path, manifest: Manifest, progress: Progress | None = None) -> Manifest:
+    """Write ``bundle.json`` for the files in ``folder``; return the manifest with their records."""
+    names = sorted(p.name for p in folder.iterdir() if p.name != MANIFEST_NAME)
+    files = tuple(_record_of(folder / name, progress) for name in names)
+    manifest = msgspec.structs.replace(manifest, files=files)
+    raw = msgspec.json.format(_manifest_encoder.encode(manifest), indent=1)
+    (folder / MANIFEST_NAME).write_bytes(raw + b"\n")
+    return manifest
+
+
+@contextlib.contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Give a temporary sibling of ``destination`` to fill; on success it takes that name, else it
+    goes.
+
+    Every file is synced to disk before the rename. A bundle already at ``destination`` is replaced
+    in the last moment and is intact after any failure. Raises BundleError when ``destination``
+    exists and is no bundle.
+    """
+    destination = destination.absolute()
+    if destination.exists() and not _is_replaceable(destination):
+        raise BundleError(
+            f"{destination} exists and is no bundle; remove it or choose another name"
+        )
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    # mkdtemp gives 0700, while a bundle should be as readable as any folder that the user makes.
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    temporary.chmod(0o777 & ~_umask())
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            _sync(file)
+        _sync(temporary)
+        _replace(temporary, destination)
+        _sync(destination.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """Return the folder for bundles and stamps: ``ORTOLAN_CACHE``, else under XDG's cache."""
+    if environ.get("ORTOLAN_CACHE"):
+        return Path(environ["ORTOLAN_CACHE"]).expanduser()
+    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "ortolan"
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST_NAME
+    if not path.exists():
+        raise BundleError(f"no bundle at {path}: there is no such folder")
+    if not file.is_file():
+        hint = "make one with `ortolan export SOURCE OUT`"
+        raise BundleError(f"no bundle at {path}: it has no {MANIFEST_NAME}; {hint}")
+    try:
+        raw = file.read_bytes()
+        version = msgspec.json.decode(raw, type=_FormatVersion).format_version
+        if version != FORMAT_VERSION:
+            raise BundleError(
+                f"{file}: format version must be {FORMAT_VERSION}, got {version}; "
+                "export the model again with this version of ortolan"
+            )
+        manifest = _manifest_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise BundleError(f"{file} is damaged ({exc}); export the model again") from exc
+    for needed in (GRAPH_NAME, TOKENIZER_NAME):
+        if manifest.file(needed) is None:
+            raise BundleError(f"{file} lists no {needed}; export the model again")
+    return manifest
+
+
+class _FormatVersion(msgspec.Struct):
+    format_version: int
+
+
+def _check_size(folder: Path, record: FileRecord) -> None:
+    if Path(record.name).name != record.name or record.name in ("", ".", ".."):
+        raise BundleError(f"{folder}: a bundle's file must lie in its folder, got {record.name!r}")
+    file = folder / record.name
+    if file.is_symlink() or not file.is_file():
+        raise BundleError(f"{file} is missing or no plain file; copy or export the bundle again")
+    size = file.stat().st_size
+    if size != record.size:
+        raise BundleError(
+            f"{file} must have {record.size} bytes, got {size}; copy or export the bundle again"
+        )
+
+
+def _check_digest(folder: Path, record: FileRecord, progress: Progress | None) -> None:
+    if _sha256(folder / record.name, progress) != record.sha256:
+        raise BundleError(
+            f"{folder / record.name} is damaged: its SHA-256 is not the manifest's; "
+            "copy or export the bundle again"
+        )
+
+
+def _record_of(file: Path, progress: Progress | None) -> FileRecord:
+    return FileRecord(name=file.name, size=file.stat().st_size, sha256=_sha256(file, progress))
+
+
+def _sha256(file: Path, progress: Progress | None) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+            if progress is not None:
+                progress(len(block))
+    return digest.hexdigest()
+
+
+def _stamp(path: Path, manifest: Manifest) -> str:
+    """Return a name that changes when any file of the bundle is written again."""
+    digest = hashlib.sha256(str(path.absolute()).encode())
+    for record in manifest.files:
+        stat = (path / record.name).stat()
+        digest.update(f"{record.name} {record.sha256} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _remember(stamp_path: Path) -> None:
+    # A read-only cache costs a second check at the next start, nothing else.
+    with contextlib.suppress(OSError):
+        stamp_path.parent.mkdir(parents=True, exist_ok=True)
+        stamp_path.touch()
+
+
+def _is_replaceable(destination: Path) -> bool:
+    if not destination.is_dir():
+        return False
+    return (destination / MANIFEST_NAME).exists() or not any(destination.iterdir())
+
+
+def _replace(temporary: Path, destination: Path) -> None:
+    """Rename ``temporary`` to ``destination``; a folder already there is put aside until then."""
+    if not destination.exists():
+        temporary.rename(destination)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
+    old = aside / destination.name
+    destination.rename(old)
+    try:
+        temporary.rename(destination)
+    except BaseException:
+        old.rename(destination)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

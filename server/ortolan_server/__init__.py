@@ -1,0 +1,1 @@
+"""Serves bundles over HTTP, and holds the `ortolan` command."""
