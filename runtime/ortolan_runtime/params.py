@@ -65,7 +65,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     prompt: tuple[int, ...]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     max_tokens: int = 16
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
