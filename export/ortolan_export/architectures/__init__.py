@@ -1,0 +1,1 @@
+"""The families of models that the native exporter knows, each a piece of data."""

@@ -1,0 +1,30 @@
+"""The list of known families: adding one is adding it here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ortolan_export.architectures.family import Architecture
+from ortolan_export.architectures.llama import LLAMA
+from ortolan_export.architectures.mistral import MISTRAL
+from ortolan_export.architectures.qwen import QWEN2, QWEN3
+from ortolan_export.errors import SourceError, UnsupportedModel
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    architecture.model_type: architecture for architecture in (LLAMA, MISTRAL, QWEN2, QWEN3)
+}
+
+
+def find_architecture(config: Mapping[str, Any]) -> Architecture:
+    """Return the family that a config.json's ``model_type`` names. Raises UnsupportedModel."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise SourceError(f"config.json: model_type must be a string, got {model_type!r}")
+    architecture = ARCHITECTURES.get(model_type)
+    if architecture is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(
+            f"architecture {model_type!r} is not supported; it must be one of {known}"
+        )
+    return architecture

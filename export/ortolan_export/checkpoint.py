@@ -1,0 +1,193 @@
+"""Reads a Hugging Face model directory: config.json, safetensors, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+# Registers bfloat16 with numpy, without which safetensors cannot hand out such tensors.
+import ml_dtypes  # noqa: F401
+import numpy as np
+import safetensors
+from tokenizers import Tokenizer
+
+from ortolan_export.errors import SourceError, UnsupportedModel
+from ortolan_export.source import Float32, Texts
+from ortolan_runtime.bundle import GenerationDefaults
+
+_FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
+_INDEX_NAME = "model.safetensors.index.json"
+
+
+class HuggingFaceCheckpoint:
+    """A model directory as ``save_pretrained`` writes it, in one file or in shards.
+
+    Raises SourceError when a file is missing or damaged, before any weight is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.resolve().name
+        self.config: Mapping[str, Any] = _read_json(path / "config.json")
+        weight_files = _weight_files(path)
+        self.files: Sequence[Path] = (path / "config.json", *weight_files)
+        self._home: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in weight_files:
+            self._list_tensors(file)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
+        """Return rows ``start`` to ``stop`` of a tensor as float32."""
+        with _open(self._home[name]) as file:
+            rows = file.get_slice(name)[start:stop]
+        return cast(Float32, np.ascontiguousarray(rows, dtype=np.float32))
+
+    def texts(self) -> Texts:
+        """Return the tokenizer, the chat template and the special tokens."""
+        tokenizer_file = self.path / "tokenizer.json"
+        if not tokenizer_file.is_file():
+            raise SourceError(
+                f"{self.path} has no tokenizer.json; "
+                "save the tokenizer with its fast (tokenizers) implementation"
+            )
+        tokenizer = _read_text(tokenizer_file)
+        settings = _read_optional_json(self.path / "tokenizer_config.json")
+        generation = _read_optional_json(self.path / "generation_config.json")
+        special = _SpecialTokens(load_tokenizer(tokenizer, tokenizer_file), settings)
+        return Texts(
+            tokenizer=tokenizer,
+            chat_template=self._chat_template(settings),
+            bos_token_id=special.bos(generation, self.config),
+            eos_token_ids=special.eos(generation, self.config),
+            generation_defaults=_generation_defaults(generation),
+        )
+
+    def _list_tensors(self, path: Path) -> None:
+        with _open(path) as file:
+            for name in file.keys():
+                piece = file.get_slice(name)
+                if piece.get_dtype() not in _FLOAT_TYPES and piece.get_shape():
+                    known = ", ".join(sorted(_FLOAT_TYPES))
+                    raise UnsupportedModel(
+                        f"{path}: tensor {name} must be one of {known}, got {piece.get_dtype()}; "
+                        "export the checkpoint before it was quantised"
+                    )
+                self._home[name] = path
+                self.shapes[name] = tuple(piece.get_shape())
+
+    def _chat_template(self, settings: Mapping[str, Any]) -> str | None:
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return _read_text(file)
+        template = settings.get("chat_template")
+        if isinstance(template, list):  # several named templates; the default one is for chat
+            named = {entry.get("name"): entry.get("template") for entry in template}
+            template = named.get("default")
+        return template if isinstance(template, str) else None
+
+
+class _SpecialTokens:
+    """Finds BOS and EOS ids in generation config, config and tokenizer config."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._settings = settings
+
+    def bos(self, *configs: Mapping[str, Any]) -> int | None:
+        """Return the id that the first of ``configs`` names, else the tokenizer's."""
+        for ids in (_ids(config.get("bos_token_id")) for config in configs):
+            if ids:
+                return ids[0]
+        return self._id_of("bos_token")
+
+    def eos(self, *configs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return every id that any of ``configs`` or the tokenizer names, in rising order."""
+        found = {token_id for config in configs for token_id in _ids(config.get("eos_token_id"))}
+        own = self._id_of("eos_token")
+        return tuple(sorted(found | ({own} if own is not None else set())))
+
+    def _id_of(self, field: str) -> int | None:
+        token = self._settings.get(field)
+        text = token.get("content") if isinstance(token, dict) else token
+        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+
+def load_tokenizer(content: str, origin: Path | str) -> Tokenizer:
+    """Return the tokenizer that ``content``, a tokenizer.json, describes. Raises SourceError."""
+    try:
+        return Tokenizer.from_str(content)
+    except Exception as exc:  # the library raises nothing narrower
+        raise SourceError(f"{origin} is no tokenizer that can be loaded ({exc})") from exc
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    index = path / _INDEX_NAME
+    if index.is_file():
+        shards = _read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise SourceError(f"{index}: weight_map must be an object of tensor names and files")
+        files = tuple(path / name for name in sorted({Path(str(v)).name for v in shards.values()}))
+    else:
+        files = tuple(sorted(path.glob("*.safetensors")))
+    if not files:
+        raise SourceError(
+            f"{path} holds no *.safetensors; convert its weights with save_pretrained"
+        )
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise SourceError(f"{missing} is missing, though {_INDEX_NAME} names it; download it again")
+    return files
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as exc:
+        raise SourceError(f"{path} is damaged ({exc}); download it again") from exc
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SourceError(f"{path} cannot be read ({exc})") from exc
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise SourceError(
+            f"{path.parent} has no {path.name}: it is no Hugging Face model directory"
+        )
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as exc:
+        raise SourceError(f"{path} is no JSON ({exc})") from exc
+    if not isinstance(content, dict):
+        raise SourceError(f"{path} must hold a JSON object")
+    return content
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.is_file() else {}
+
+
+def _ids(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+
+
+def _generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
+    def number(field: str) -> float | None:
+        value = generation.get(field)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number else None  # type: ignore[arg-type]
+
+    top_k = number("top_k")
+    return GenerationDefaults(
+        temperature=number("temperature"),
+        top_k=None if top_k is None else int(top_k),
+        top_p=number("top_p"),
+        repetition_penalty=number("repetition_penalty"),
+    )

@@ -1,0 +1,105 @@
+"""The command ``ortolan export``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ortolan_export.native import PRECISIONS, export
+from ortolan_export.source import Report
+from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.errors import OrtolanError
+
+_EPILOG = """\
+examples:
+  ortolan export ./SmolLM2-135M-Instruct ./smollm2
+  ortolan export ./model.Q4_1.gguf ./smollm2 --precision fp32
+  ortolan export ./Llama-3.2-1B ./llama --context-length 8192 --name llama-3.2-1b
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Export as ``argv`` says; return 0, or 1 after one line on stderr about what failed."""
+    arguments = _parser().parse_args(argv)
+    try:
+        with _progress() as report:
+            manifest = export(
+                arguments.source,
+                arguments.out,
+                precision=arguments.precision,
+                name=arguments.name,
+                context_length=arguments.context_length,
+                report=report,
+            )
+    except (OrtolanError, OSError) as exc:
+        print(f"ortolan: error: {exc}", file=sys.stderr)  # noqa: T201 - the command's own voice
+        return 1
+    except KeyboardInterrupt:
+        print("ortolan: error: interrupted; nothing was written", file=sys.stderr)  # noqa: T201
+        return 1
+    print(_summary(arguments.out, manifest))  # noqa: T201
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortolan export",
+        description="Make a bundle that ortolan can serve, from a model's weights.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="a Hugging Face model directory (safetensors) or a GGUF file",
+    )
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the bundle's folder; a bundle there is replaced"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="int8",
+        help="how weights are stored and multiplied (default: %(default)s)",
+    )
+    parser.add_argument("--name", help="the name the server shows (default: the source's own)")
+    parser.add_argument(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="tokens that a prompt and its completion may take together (default: the model's)",
+    )
+    return parser
+
+
+@contextmanager
+def _progress() -> Iterator[Report | None]:
+    """Give a progress bar where somebody may be watching, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit="", unit_scale=True, leave=False) as bar:
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.set_description(stage, refresh=False)
+            bar.total = total
+            bar.n = done
+            bar.update(0)
+            if done >= total:
+                bar.refresh()
+
+        yield report
+
+
+def _summary(out: Path, manifest: Manifest) -> str:
+    size = sum(record.size for record in manifest.files) / 1e6
+    return (
+        f"{out}: {manifest.name}, {manifest.architecture}, {manifest.precision}, "
+        f"context {manifest.context_length}, {size:.0f} MB"
+    )

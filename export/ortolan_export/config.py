@@ -1,0 +1,104 @@
+"""Reads fields of a model's config.json, each checked as it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ortolan_export.errors import SourceError
+
+
+class Config:
+    """A model's configuration: its own fields over the defaults of its family.
+
+    A field that is null counts as absent, except through ``get``. Every message names ``origin``
+    (the file), the field and what was found.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        origin: str = "config.json",
+    ) -> None:
+        self.fields = dict(fields)
+        self.defaults = dict(defaults or {})
+        self.origin = origin
+
+    def get(self, field: str) -> Any:
+        """Return the field as it stands, null included; else the default; else None."""
+        return self.fields[field] if field in self.fields else self.defaults.get(field)
+
+    def has(self, field: str) -> bool:
+        """Return whether the field or its default holds a value."""
+        return self.get(field) is not None
+
+    def count(self, field: str, *, otherwise: int | None = None) -> int:
+        """Return a whole number >= 1."""
+        value = self._value(field, otherwise)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(field, "must be a whole number >= 1", value)
+        return value
+
+    def number(self, field: str, *, otherwise: float | None = None) -> float:
+        """Return a finite number."""
+        value = self._value(field, otherwise)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(field, "must be a number", value)
+        if not math.isfinite(value):
+            raise self.wrong(field, "must be finite", value)
+        return float(value)
+
+    def positive(self, field: str, *, otherwise: float | None = None) -> float:
+        """Return a finite number > 0."""
+        value = self.number(field, otherwise=otherwise)
+        if value <= 0:
+            raise self.wrong(field, "must be > 0", value)
+        return value
+
+    def flag(self, field: str, *, otherwise: bool = False) -> bool:
+        """Return true or false."""
+        value = self._value(field, otherwise)
+        if not isinstance(value, bool):
+            raise self.wrong(field, "must be true or false", value)
+        return value
+
+    def text(self, field: str, *, otherwise: str | None = None) -> str:
+        """Return a string."""
+        value = self._value(field, otherwise)
+        if not isinstance(value, str):
+            raise self.wrong(field, "must be a string", value)
+        return value
+
+    def numbers(self, field: str) -> tuple[float, ...]:
+        """Return a list of finite numbers."""
+        value = self._value(field, None)
+        if not isinstance(value, list | tuple) or not all(_is_finite(item) for item in value):
+            raise self.wrong(field, "must be a list of numbers", value)
+        return tuple(float(item) for item in value)
+
+    def section(self, field: str) -> Config:
+        """Return an object inside the configuration; an absent one is empty."""
+        value = self.get(field) or {}
+        if not isinstance(value, Mapping):
+            raise self.wrong(field, "must be an object", value)
+        return Config(value, origin=f"{self.origin}: {field}")
+
+    def wrong(self, field: str, requirement: str, value: object) -> SourceError:
+        """Return the error for a field that holds ``value``."""
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:79]}…"
+        return SourceError(f"{self.origin}: {field} {requirement}, got {shown}")
+
+    def _value(self, field: str, otherwise: Any) -> Any:
+        value = self.get(field)
+        if value is None:
+            value = otherwise
+        if value is None:
+            raise SourceError(f"{self.origin}: {field} is missing")
+        return value
+
+
+def _is_finite(item: object) -> bool:
+    return isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item)

@@ -1,0 +1,127 @@
+"""A thin emitter of ONNX nodes: names them, keeps constants once, and saves the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ortolan_export.source import Array
+from ortolan_export.weightfile import WeightFile
+from ortolan_runtime.version import __version__
+
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+
+_OPSET = 21  # what the fused graph needs, no newer than the oldest ONNX Runtime supported
+_IR_VERSION = 10
+# Shape arithmetic looks at small tensors, which must therefore lie in the graph itself.
+_INLINE_BYTES = 1024
+
+Attribute = int | float | str | Sequence[int]
+Dimension = int | str
+
+
+class GraphBuilder:
+    """A graph under construction, whose large tensors go straight to ``weights``."""
+
+    def __init__(self, weights: WeightFile) -> None:
+        self._weights = weights
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._initializers: dict[str, ir.Value] = {}
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> ir.Value:
+        """Declare an input of the graph."""
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self._inputs.append(value)
+        return value
+
+    def output(
+        self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[Dimension]
+    ) -> None:
+        """Declare ``value`` an output of the graph, under ``name``."""
+        value.name = name
+        value.type = ir.TensorType(dtype)
+        value.shape = ir.Shape(shape)
+        self._outputs.append(value)
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str = "",
+        **attributes: Attribute,
+    ) -> ir.Value:
+        """Emit a node with one output and return it."""
+        return self.op_with(1, op_type, *inputs, domain=domain, **attributes)[0]
+
+    def op_with(
+        self,
+        outputs: int,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str = "",
+        **attributes: Attribute,
+    ) -> Sequence[ir.Value]:
+        """Emit a node with several outputs and return them; None stands for an absent input."""
+        present = list(inputs)
+        while present and present[-1] is None:
+            present.pop()
+        name = f"{op_type}_{len(self._nodes)}"
+        node = ir.node(op_type, present, attributes, domain=domain, num_outputs=outputs, name=name)
+        for index, value in enumerate(node.outputs):
+            value.name = f"{name}.{index}"
+        self._nodes.append(node)
+        return node.outputs
+
+    def constant(self, value: int | float | Sequence[int], dtype: type[np.generic]) -> ir.Value:
+        """Return a small constant; the same value is kept once."""
+        array = np.array(value, dtype)
+        shown = "x".join(str(item) for item in array.reshape(-1))
+        rank = "scalar" if array.ndim == 0 else "list"
+        return self.tensor(f"const.{array.dtype}.{rank}.{shown}", array)
+
+    def tensor(self, name: str, array: Array) -> ir.Value:
+        """Return an initializer; the same name is kept once."""
+        if name in self._initializers:
+            return self._initializers[name]
+        if array.nbytes < _INLINE_BYTES:
+            return self._initializer(ir.tensor(array, name=name))
+        return self.streamed(name, array.dtype.type, array.shape, [array])
+
+    def streamed(
+        self, name: str, dtype: type[np.generic], shape: tuple[int, ...], parts: Iterable[Array]
+    ) -> ir.Value:
+        """Return an initializer given as consecutive ``parts`` of its rows; a name comes once."""
+        assert name not in self._initializers, f"{name} is written twice"
+        return self._initializer(self._weights.add(name, dtype, shape, parts))
+
+    def save(self, path: Path) -> None:
+        """Write the graph to ``path``, beside its weights."""
+        graph = ir.Graph(
+            inputs=self._inputs,
+            outputs=self._outputs,
+            nodes=self._nodes,
+            initializers=list(self._initializers.values()),
+            opset_imports={"": _OPSET, MICROSOFT: 1},
+            name="decoder",
+        )
+        model = ir.Model(
+            graph, ir_version=_IR_VERSION, producer_name="ortolan", producer_version=__version__
+        )
+        ir.save(model, path)
+
+    def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+        name = tensor.name
+        assert name is not None
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
+        )
+        self._initializers[name] = value
+        return value

@@ -1,0 +1,172 @@
+"""Exports a checkpoint of a known architecture straight from its tensors, without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ortolan_export.architectures.family import Decoder
+from ortolan_export.architectures.plan import plan_decoder
+from ortolan_export.blocks import NAMES, Blocks
+from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
+from ortolan_export.errors import SourceError
+from ortolan_export.gguf import GGUFCheckpoint
+from ortolan_export.graph import GraphBuilder
+from ortolan_export.quantize import Float32Linears, Int8Linears, Linears
+from ortolan_export.source import Checkpoint, Metered, Report, Tensors, Texts, digest
+from ortolan_export.verify import record_golden
+from ortolan_export.weightfile import WeightFile
+from ortolan_runtime.bundle import (
+    CHAT_TEMPLATE_NAME,
+    GRAPH_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    Manifest,
+    new_folder,
+    write_manifest,
+)
+from ortolan_runtime.version import __version__
+
+NativePrecision = Literal["int8", "fp32"]
+PRECISIONS: tuple[NativePrecision, ...] = ("int8", "fp32")
+
+_LINEARS: Mapping[NativePrecision, Callable[[GraphBuilder, Tensors], Linears]] = {
+    "int8": Int8Linears,
+    "fp32": Float32Linears,
+}
+# Prose, numbers and code; any tokenizer turns them into something.
+_GOLDEN_TEXTS = (
+    "The capital of France is",
+    "1, 2, 3, 4, 5, 6, 7,",
+    "def add(a, b):\n    return a",
+)
+
+
+def export(
+    source: Path,
+    out: Path,
+    *,
+    precision: NativePrecision = "int8",
+    name: str | None = None,
+    context_length: int | None = None,
+    report: Report | None = None,
+) -> Manifest:
+    """Write a bundle of the model at ``source`` to the folder ``out`` and return its manifest.
+
+    ``source`` is a Hugging Face directory or a GGUF file; ``name`` defaults to the source's own;
+    ``context_length`` to the model's. A bundle already at ``out`` is replaced in the last moment.
+    ``report`` is told (stage, units done, units in all). Raises ExportError, BundleError.
+    """
+    say = report or _say_nothing
+    checkpoint = open_checkpoint(source)
+    decoder = plan_decoder(checkpoint.config, checkpoint.shapes, context_length)
+    texts = checkpoint.texts()
+    prompts = _golden_prompts(texts, decoder)
+    with new_folder(out) as folder:
+        _write_graph(folder, checkpoint, decoder, precision, say)
+        _write_texts(folder, texts)
+        manifest = _describe(decoder, texts, precision, name or checkpoint.name)
+        manifest = msgspec.structs.replace(manifest, source_digest=_digest(checkpoint, say))
+        say("checking the graph", 0, 1)
+        golden = record_golden(folder, manifest, prompts)
+        say("checking the graph", 1, 1)
+        manifest = msgspec.structs.replace(
+            manifest, golden=golden, onnxruntime_version=_onnxruntime_version()
+        )
+        return write_manifest(folder, manifest)
+
+
+def open_checkpoint(source: Path) -> Checkpoint:
+    """Return the checkpoint at ``source``, by what is there. Raises SourceError."""
+    if source.is_dir():
+        return HuggingFaceCheckpoint(source)
+    if source.is_file():
+        return GGUFCheckpoint(source)
+    raise SourceError(f"no model at {source}: give a Hugging Face directory or a GGUF file")
+
+
+def _write_graph(
+    folder: Path,
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    precision: NativePrecision,
+    say: Report,
+) -> None:
+    done, total = 0, sum(math.prod(shape) for shape in checkpoint.shapes.values())
+
+    def count(elements: int) -> None:
+        nonlocal done
+        done += elements
+        say("writing weights", min(done, total), total)
+
+    tensors = Metered(checkpoint, count)
+    with WeightFile(folder / WEIGHTS_NAME) as weights:
+        graph = GraphBuilder(weights)
+        linears = _LINEARS[precision](graph, tensors)
+        Blocks(graph, linears, tensors, decoder).build()
+    graph.save(folder / GRAPH_NAME)
+
+
+def _write_texts(folder: Path, texts: Texts) -> None:
+    (folder / TOKENIZER_NAME).write_text(texts.tokenizer, encoding="utf-8")
+    if texts.chat_template is not None:
+        (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
+
+
+def _describe(decoder: Decoder, texts: Texts, precision: NativePrecision, name: str) -> Manifest:
+    return Manifest(
+        name=name,
+        architecture=decoder.architecture.model_type,
+        source_digest="",
+        precision=precision,
+        context_length=decoder.context_length,
+        vocab_size=decoder.vocab_size,
+        layers=decoder.layers,
+        kv_heads=decoder.kv_heads,
+        head_size=decoder.head_size,
+        single_row_exact=precision == "int8",
+        graph=NAMES,
+        bos_token_id=texts.bos_token_id,
+        eos_token_ids=texts.eos_token_ids,
+        generation_defaults=texts.generation_defaults,
+        exporter_version=__version__,
+    )
+
+
+def _golden_prompts(texts: Texts, decoder: Decoder) -> list[list[int]]:
+    """Return short prompts of at least 2 tokens. Raises SourceError for a tokenizer too large."""
+    tokenizer = load_tokenizer(texts.tokenizer, TOKENIZER_NAME)
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest >= decoder.vocab_size:
+        raise SourceError(
+            f"the tokenizer's largest id must be < {decoder.vocab_size}, the model's vocabulary, "
+            f"got {largest}; the tokenizer belongs to another model"
+        )
+    room = max(2, decoder.context_length // 2)
+    prompts = [tokenizer.encode(text).ids[:room] for text in _GOLDEN_TEXTS]
+    return [ids if len(ids) >= 2 else [0, 0] for ids in prompts]
+
+
+def _digest(checkpoint: Checkpoint, say: Report) -> str:
+    done, total = 0, sum(file.stat().st_size for file in checkpoint.files)
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        say("hashing the source", done, total)
+
+    return digest(checkpoint.files, count)
+
+
+def _onnxruntime_version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def _say_nothing(stage: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,216 @@
+"""Decides what a linear layer, the embedding and the head become at each precision.
+
+int8: weights carry one scale per output channel and activations one per row, found at run time.
+The product is a sum of integers, which does not depend on order, so a row's result has the same
+bits in any batch. Weights stay within 7 bits: on CPUs without VNNI the u8 x s8 kernel adds pairs of
+products in 16 bits, and 255 * 63 * 2 < 32768 cannot saturate there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortolan_export.graph import MICROSOFT, GraphBuilder
+from ortolan_export.source import Float32, Tensors
+
+WEIGHT_LIMIT = 63
+_LOOKUP_LIMIT = 127  # a table that is only looked up meets no integer product
+_ACTIVATION_LIMIT = 127
+_ACTIVATION_ZERO = 128
+_SMALLEST_SCALE = 1e-30  # a row of zeros would divide by zero
+_SLICE_ELEMENTS = 1 << 24  # how much of a large matrix is read at once: 64 MB as float32
+
+Int8 = NDArray[np.int8]
+
+
+class Operand(msgspec.Struct, frozen=True):
+    """The input of linear layers: its values, and for int8 the scale of each row."""
+
+    values: ir.Value
+    row_scale: ir.Value | None = None
+
+
+class Linears(Protocol):
+    """How weights are stored and multiplied at one precision."""
+
+    def operand(self, x: ir.Value) -> Operand:
+        """Return ``x`` as the input of one or more linear layers."""
+
+    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+        """Return the outputs of ``modules``, which share an input, packed side by side."""
+
+    def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of a table that ``token_ids`` name."""
+
+    def tied_head(self, module: str, operand: Operand) -> ir.Value:
+        """Return the logits by the table that ``embedding`` has already stored."""
+
+
+class Float32Linears:
+    """Weights as they are, in the checkpoint's own orientation ``[out, in]``."""
+
+    def __init__(self, graph: GraphBuilder, tensors: Tensors) -> None:
+        self._graph = graph
+        self._tensors = tensors
+        self._tables: dict[str, ir.Value] = {}
+
+    def operand(self, x: ir.Value) -> Operand:
+        """Return ``x`` itself."""
+        return Operand(x)
+
+    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+        """Return ``x @ weight.T + bias`` for the packed weights."""
+        rows, columns = _packed_shape(self._tensors, modules)
+        parts = (part for module in modules for part in _row_slices(self._tensors, module))
+        weight = self._graph.streamed(f"{name}.weight", np.float32, (rows, columns), parts)
+        return _add_bias(self._graph, self._tensors, name, self._product(operand, weight), modules)
+
+    def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of the table."""
+        shape = self._tensors.shapes[f"{module}.weight"]
+        parts = _row_slices(self._tensors, module)
+        table = self._graph.streamed(f"{module}.weight", np.float32, shape, parts)
+        self._tables[module] = table
+        return self._graph.op("Gather", table, token_ids, axis=0)
+
+    def tied_head(self, module: str, operand: Operand) -> ir.Value:
+        """Return ``x @ table.T``."""
+        return self._product(operand, self._tables[module])
+
+    def _product(self, operand: Operand, weight: ir.Value) -> ir.Value:
+        return self._graph.op("FusedMatMul", operand.values, weight, domain=MICROSOFT, transB=1)
+
+
+class Int8Linears:
+    """Weights in 7 bits per output channel, activations in 8 bits per row."""
+
+    def __init__(self, graph: GraphBuilder, tensors: Tensors) -> None:
+        self._graph = graph
+        self._tensors = tensors
+        self._tables: dict[str, tuple[ir.Value, ir.Value]] = {}
+
+    def operand(self, x: ir.Value) -> Operand:
+        """Quantise each row of ``x`` by its largest magnitude."""
+        graph = self._graph
+        largest = graph.op(
+            "ReduceMax", graph.op("Abs", x), graph.constant([-1], np.int64), keepdims=1
+        )
+        scale = graph.op("Mul", largest, graph.constant(1 / _ACTIVATION_LIMIT, np.float32))
+        scale = graph.op("Max", scale, graph.constant(_SMALLEST_SCALE, np.float32))
+        one = graph.constant(1, np.float32)
+        zero = graph.constant(_ACTIVATION_ZERO, np.uint8)
+        # The scale differs by row, which QuantizeLinear does not know: so divide first.
+        values = graph.op("QuantizeLinear", graph.op("Div", x, scale), one, zero)
+        return Operand(values, scale)
+
+    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+        """Return the rescaled integer product, with the bias added after."""
+        rows, columns = _packed_shape(self._tensors, modules)
+        weight = np.empty((columns, rows), np.int8)
+        scales = np.empty(rows, np.float32)
+        start = 0
+        for part in (part for module in modules for part in _row_slices(self._tensors, module)):
+            stop = start + len(part)
+            quantised, scales[start:stop] = quantize_rows(part, WEIGHT_LIMIT)
+            weight[:, start:stop] = quantised.T
+            start = stop
+        stored = self._graph.tensor(f"{name}.weight", weight)
+        product = self._product(operand, stored, self._graph.tensor(f"{name}.scale", scales))
+        return _add_bias(self._graph, self._tensors, name, product, modules)
+
+    def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of the table, each times its scale."""
+        graph = self._graph
+        table, scales = self._table(module)
+        rows = graph.op("Cast", graph.op("Gather", table, token_ids, axis=0), to=ir.DataType.FLOAT)
+        row_scales = graph.op("Gather", scales, token_ids, axis=0)
+        row_scales = graph.op("Unsqueeze", row_scales, graph.constant([-1], np.int64))
+        return graph.op("Mul", rows, row_scales)
+
+    def tied_head(self, module: str, operand: Operand) -> ir.Value:
+        """Return the logits by the embedding's own table.
+
+        The table lies row by token, for the lookup. ONNX Runtime turns it once, while it loads, and
+        packs the result for the product; the table itself stays mapped and is read where looked up.
+        """
+        table, scales = self._tables[module]
+        return self._product(operand, self._graph.op("Transpose", table, perm=[1, 0]), scales)
+
+    def _table(self, module: str) -> tuple[ir.Value, ir.Value]:
+        shape = self._tensors.shapes[f"{module}.weight"]
+        scales: list[Float32] = []
+
+        def parts() -> Iterator[Int8]:
+            for part in _row_slices(self._tensors, module):
+                quantised, part_scales = quantize_rows(part, WEIGHT_LIMIT)
+                scales.append(part_scales)
+                yield quantised
+
+        table = self._graph.streamed(f"{module}.weight", np.int8, shape, parts())
+        scale = self._graph.tensor(f"{module}.scale", np.concatenate(scales))
+        self._tables[module] = (table, scale)
+        return table, scale
+
+    def _product(self, operand: Operand, weight: ir.Value, scales: ir.Value) -> ir.Value:
+        graph = self._graph
+        product = graph.op(
+            "MatMulIntegerToFloat",
+            operand.values,
+            weight,
+            graph.constant(1, np.float32),
+            scales,
+            graph.constant(_ACTIVATION_ZERO, np.uint8),
+            domain=MICROSOFT,
+        )
+        return graph.op("Mul", product, operand.row_scale)
+
+
+def quantize_rows(matrix: Float32, limit: int) -> tuple[Int8, Float32]:
+    """Return ``matrix`` as whole numbers within ±``limit`` and the scale of each row.
+
+    ``matrix`` is float32 ``[rows, columns]``; the result int8 ``[rows, columns]`` and float32
+    ``[rows]``, whose product approximates it.
+    """
+    scales = np.abs(matrix).max(axis=1) / np.float32(limit)
+    scales[scales == 0] = 1
+    quantised = np.clip(np.rint(matrix / scales[:, None]), -limit, limit)
+    return quantised.astype(np.int8), cast(Float32, scales.astype(np.float32))
+
+
+def _row_slices(tensors: Tensors, module: str) -> Iterator[Float32]:
+    """Give a matrix in slices of rows small enough to be held."""
+    name = f"{module}.weight"
+    rows, columns = tensors.shapes[name]
+    step = max(1, _SLICE_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        yield tensors.read(name, start, min(start + step, rows))
+
+
+def _packed_shape(tensors: Tensors, modules: Sequence[str]) -> tuple[int, int]:
+    shapes = [tensors.shapes[f"{module}.weight"] for module in modules]
+    return sum(shape[0] for shape in shapes), shapes[0][1]
+
+
+def _add_bias(
+    graph: GraphBuilder,
+    tensors: Tensors,
+    name: str,
+    product: ir.Value,
+    modules: Sequence[str],
+) -> ir.Value:
+    """Add the packed biases; a module without one among modules with one counts as zeros."""
+    if not any(f"{module}.bias" in tensors.shapes for module in modules):
+        return product
+    biases = [
+        tensors.read(f"{module}.bias")
+        if f"{module}.bias" in tensors.shapes
+        else np.zeros(tensors.shapes[f"{module}.weight"][0], np.float32)
+        for module in modules
+    ]
+    return graph.op("Add", product, graph.tensor(f"{name}.bias", np.concatenate(biases)))

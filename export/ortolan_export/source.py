@@ -1,0 +1,97 @@
+"""What an exporter needs of a model's source, whatever its format: the seam between formats
+and graphs.
+
+Tensors go by their Hugging Face names and orientation (``[out, in]``), so that an architecture is
+described once for every format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan_runtime.bundle import GenerationDefaults
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+Report = Callable[[str, int, int], None]  # told (stage, units done, units in all)
+
+_READ_BYTES = 1 << 20
+
+
+class Texts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the source says about text: ``tokenizer`` is the content of a tokenizer.json."""
+
+    tokenizer: str
+    chat_template: str | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: GenerationDefaults = GenerationDefaults()
+
+
+class Checkpoint(Protocol):
+    """A model's configuration, texts and tensors; tensors are read one at a time."""
+
+    @property
+    def name(self) -> str:
+        """Return the source's own name, to be the bundle's unless another is given."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the configuration in the form of a config.json."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Return the files that decide what the model computes, in a fixed order."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor, without reading any."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
+        """Return rows ``start`` to ``stop`` of a tensor as float32."""
+
+    def texts(self) -> Texts:
+        """Return the tokenizer and what belongs to it. Raises SourceError, UnsupportedModel."""
+
+
+class Metered:
+    """A checkpoint that reports how many of its elements have been read."""
+
+    def __init__(self, checkpoint: Checkpoint, report: Callable[[int], None]) -> None:
+        self._checkpoint = checkpoint
+        self._report = report
+        self.shapes = checkpoint.shapes
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
+        """Return rows of a tensor as float32, and report them."""
+        array = self._checkpoint.read(name, start, stop)
+        self._report(array.size)
+        return array
+
+
+class Tensors(Protocol):
+    """The part of a checkpoint that a graph is built from."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
+        """Return rows ``start`` to ``stop`` of a tensor as float32."""
+
+
+def digest(files: Sequence[Path], report: Callable[[int], None]) -> str:
+    """Return one SHA-256 over the names, sizes and bytes of ``files``, in hex."""
+    sha256 = hashlib.sha256()
+    for file in files:
+        sha256.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(_READ_BYTES):
+                sha256.update(block)
+                report(len(block))
+    return sha256.hexdigest()

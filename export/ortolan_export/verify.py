@@ -1,0 +1,160 @@
+"""Runs a freshly written graph: records golden prompts, and checks that no row feels another.
+
+The only part of the exporter that needs onnxruntime, which it imports when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ortolan_export.errors import VerificationError
+from ortolan_export.source import Float32
+from ortolan_runtime.bundle import GRAPH_NAME, Golden, Manifest
+
+_GOLDEN_TOKENS = 8
+# Kernels for one row and for many add in different orders, which float32 shows and int8 does not.
+_FLOAT_TOLERANCE = 1e-3
+
+
+class GraphRunner:
+    """The graph of a bundle with KV buffers for ``rows`` sequences of ``length`` tokens.
+
+    The buffers are filled with garbage at first: what no row has written, no row may read.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, *, rows: int, length: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self._names = manifest.graph
+        self._session = onnxruntime.InferenceSession(
+            str(folder / GRAPH_NAME), options, providers=["CPUExecutionProvider"]
+        )
+        shape = (rows, manifest.kv_heads, length, manifest.head_size)
+        self._caches = {
+            (layer, kind): np.full(shape, 7.0, np.float32)
+            for layer in range(manifest.layers)
+            for kind in ("key", "value")
+        }
+
+    def run(
+        self, rows: Sequence[Sequence[int]], pasts: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        """Run one step; return logits ``[R, vocab]`` and their log-sum-exp ``[R]``.
+
+        ``rows`` are the new tokens of each sequence, padded on the right to equal length by this
+        function; ``pasts`` how many tokens each has cached; ``positions`` the wanted ones, flat
+        over the padded rows.
+        """
+        width = max(len(row) for row in rows)
+        ids = np.zeros((len(rows), width), np.int64)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = row
+        lengths = np.array([p + len(r) for p, r in zip(pasts, rows, strict=True)], np.int32)
+        names = self._names
+        return self._bind_and_run(
+            {
+                names.input_ids: ids,
+                names.seqlens_k: lengths - np.int32(1),
+                names.total_sequence_length: np.array(lengths.max(), np.int32),
+                names.logit_positions: np.array(positions, np.int64),
+            }
+        )
+
+    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
+        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
+        width = max(len(row) for row in rows)
+        return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])
+
+    def _bind_and_run(self, feeds: dict[str, Any]) -> tuple[Float32, Float32]:
+        binding = self._session.io_binding()
+        count = len(feeds[self._names.input_ids])
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for (layer, kind), cache in self._caches.items():
+            active = cache[:count]
+            place = ("cpu", 0, np.float32, active.shape, active.ctypes.data)
+            binding.bind_input(self._names.past.format(layer=layer, kind=kind), *place)
+            binding.bind_output(self._names.present.format(layer=layer, kind=kind), *place)
+        assert self._names.logsumexp is not None
+        for name in (self._names.logits, self._names.logsumexp):
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        outputs = dict(
+            zip(
+                (output.name for output in self._session.get_outputs()),
+                binding.get_outputs(),
+                strict=False,
+            )
+        )
+        return outputs[self._names.logits].numpy(), outputs[self._names.logsumexp].numpy()
+
+
+def record_golden(
+    folder: Path, manifest: Manifest, prompts: Sequence[Sequence[int]]
+) -> tuple[Golden, ...]:
+    """Return what follows each prompt greedily when it runs alone.
+
+    Raises VerificationError when a prompt in a batch with the others scores the same tokens
+    differently: in any bit for int8, by more than 1e-3 for float32.
+    """
+    length = max(len(prompt) for prompt in prompts) + _GOLDEN_TOKENS
+    runner = GraphRunner(folder, manifest, rows=len(prompts), length=length)
+    golden = tuple(_greedy(runner, prompt) for prompt in prompts)
+    _check_finite(golden)
+    _check_isolation(manifest, golden, _scores_in_batch(runner, golden))
+    return golden
+
+
+def _greedy(runner: GraphRunner, prompt: Sequence[int]) -> Golden:
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    row, past = list(prompt), 0
+    for _ in range(_GOLDEN_TOKENS):
+        logits, logsumexp = runner.last([row], [past])
+        past += len(row)
+        row = [int(logits[0].argmax())]
+        tokens += row
+        logprobs.append(float(logits[0, row[0]] - logsumexp[0]))
+    return Golden(prompt_tokens=tuple(prompt), tokens=tuple(tokens), logprobs=tuple(logprobs))
+
+
+def _scores_in_batch(runner: GraphRunner, golden: Sequence[Golden]) -> list[list[float]]:
+    """Return the logprobs of the golden tokens when all prompts run in one batch."""
+    rows: list[list[int]] = [list(item.prompt_tokens) for item in golden]
+    pasts = [0] * len(golden)
+    scores: list[list[float]] = [[] for _ in golden]
+    for step in range(_GOLDEN_TOKENS):
+        logits, logsumexp = runner.last(rows, pasts)
+        pasts = [past + len(row) for past, row in zip(pasts, rows, strict=True)]
+        rows = [[item.tokens[step]] for item in golden]
+        for index, (token,) in enumerate(rows):
+            scores[index].append(float(logits[index, token] - logsumexp[index]))
+    return scores
+
+
+def _check_finite(golden: Sequence[Golden]) -> None:
+    for item in golden:
+        if not np.isfinite(item.logprobs).all():
+            raise VerificationError(
+                "the exported graph gives logits that are no numbers; "
+                "the checkpoint's weights overflow float32 or are damaged"
+            )
+
+
+def _check_isolation(
+    manifest: Manifest, golden: Sequence[Golden], scores: Sequence[Sequence[float]]
+) -> None:
+    alone = np.array([item.logprobs for item in golden])
+    difference = float(np.abs(alone - np.array(scores)).max())
+    allowed = 0.0 if manifest.single_row_exact else _FLOAT_TOLERANCE
+    if difference > allowed:
+        raise VerificationError(
+            f"a prompt's logprobs differ by {difference:.2g} between alone and in a batch, "
+            f"at most {allowed:.2g} is allowed at {manifest.precision}"
+        )
