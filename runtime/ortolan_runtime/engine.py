@@ -1,0 +1,344 @@
+"""The engine: a thread that turns requests into events, one step of the model after another.
+
+Callers talk to it through a mailbox and hear of it through sinks; everything else belongs to the
+thread alone. Each sequence gets exactly one ending, whatever happens, the death of the thread
+included.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from ortolan_runtime.bundle import Bundle, cache_directory, open_bundle
+from ortolan_runtime.errors import (
+    BundleError,
+    ContextLengthExceeded,
+    EngineBusy,
+    EngineClosed,
+    InvalidParameter,
+)
+from ortolan_runtime.events import Ending, Event, EventSink, FinishReason
+from ortolan_runtime.kvcache import KVCache
+from ortolan_runtime.model import Model
+from ortolan_runtime.params import GenerationRequest, SamplingParams
+from ortolan_runtime.providers import Device, default_threads
+from ortolan_runtime.scheduler import Scheduler
+from ortolan_runtime.stepper import Statistics, Stepper
+from ortolan_runtime.text import Tokenizer
+
+logger = logging.getLogger("ortolan.engine")
+
+_JOIN_S = 10.0
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine uses its machine.
+
+    ``slots`` sequences run at once; ``threads`` defaults to the cores at hand; ``prefill_chunk`` is
+    how many prompt tokens go between two decode steps; ``queue_limit`` bounds sequences that wait;
+    ``kv_memory_bytes`` bounds the KV cache, by default room for every slot at the full context but
+    at most half of the memory that is available.
+    """
+
+    slots: int = 16
+    threads: int | None = None
+    prefill_chunk: int = 256
+    queue_limit: int = 1024
+    kv_memory_bytes: int | None = None
+    device: Device = "cpu"
+    spin: bool = False
+
+
+class Engine:
+    """A running bundle. Make one with ``Engine.open``; it is a context manager."""
+
+    def __init__(
+        self, bundle: Bundle, model: Model, tokenizer: Tokenizer, stepper: Stepper, queue_limit: int
+    ) -> None:
+        self.bundle = bundle
+        self.manifest = bundle.manifest
+        self.tokenizer = tokenizer
+        self.context_length = model.length
+        self.failure: str | None = None
+        self._stepper = stepper
+        self._queue_limit = queue_limit
+        self._ids = itertools.count(1)
+        self._mailbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # Guards _live and _is_open, which callers and the thread touch.
+        self._lock = threading.Lock()
+        self._live: dict[int, EventSink] = {}
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="ortolan-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        options: EngineOptions | None = None,
+        *,
+        verify: bool = False,
+    ) -> Self:
+        """Check and load the bundle at ``path`` and start decoding.
+
+        ``verify`` checks every digest even if nothing changed since the last time. Raises
+        BundleError and ProviderError.
+        """
+        options = options or EngineOptions()
+        cache = cache_directory(os.environ)
+        return cls.start(open_bundle(Path(path), cache=cache, always_verify=verify), options)
+
+    @classmethod
+    def start(cls, bundle: Bundle, options: EngineOptions) -> Self:
+        """Load a bundle that was checked and start decoding."""
+        manifest = bundle.manifest
+        tokenizer = Tokenizer(
+            bundle.tokenizer_path,
+            bos_token_id=manifest.bos_token_id,
+            eos_token_ids=manifest.eos_token_ids,
+        )
+        if tokenizer.vocab_size > manifest.vocab_size:
+            raise BundleError(
+                f"{bundle.tokenizer_path} must have at most {manifest.vocab_size} tokens, the "
+                f"columns of the logits, got {tokenizer.vocab_size}; export the model again"
+            )
+        rows = 2 * options.slots
+        budget = kv_budget_tokens(bundle, options)
+        length = min(manifest.context_length, budget)
+        model = Model(
+            bundle,
+            rows=rows,
+            length=length,
+            threads=options.threads or default_threads(),
+            device=options.device,
+            spin=options.spin,
+        )
+        cache = KVCache(model, rows=rows, budget_tokens=budget)
+        scheduler = Scheduler(
+            cache,
+            slots=options.slots,
+            prefill_chunk=options.prefill_chunk,
+            scoring_chunk=scoring_chunk(manifest.vocab_size, options.prefill_chunk),
+        )
+        stepper = Stepper(model, tokenizer, cache, scheduler)
+        return cls(bundle, model, tokenizer, stepper, options.queue_limit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the thread runs and takes requests or ends them."""
+        return self._thread.is_alive() and self.failure is None
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise ContextLengthExceeded or InvalidParameter when ``request`` can never run here."""
+        total = len(request.prompt) + request.max_tokens
+        if total > self.context_length:
+            raise ContextLengthExceeded(
+                context_length=self.context_length,
+                prompt_tokens=len(request.prompt),
+                max_tokens=request.max_tokens,
+            )
+        vocab = self.manifest.vocab_size
+        sampling = request.sampling
+        for field, ids in (
+            ("prompt", request.prompt),
+            ("logit_bias", sampling.logit_bias),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("stop_token_ids", request.stop_token_ids),
+            ("bad_words", tuple(id for word in sampling.bad_words for id in word)),
+        ):
+            # A token id of -1 would silently mean the last row to onnxruntime.
+            wrong = next((id for id in ids if not 0 <= id < vocab), None)
+            if wrong is not None:
+                raise InvalidParameter(field, f"must hold token ids within 0..{vocab - 1}", wrong)
+
+    def submit(self, request: GenerationRequest, sink: EventSink) -> int:
+        """Queue one sequence and return its id; its events go to ``sink``.
+
+        Raises InvalidParameter, ContextLengthExceeded, EngineBusy and EngineClosed.
+        """
+        return self.submit_all([request], sink)[0]
+
+    def submit_all(self, requests: Sequence[GenerationRequest], sink: EventSink) -> list[int]:
+        """Queue several sequences, or none of them when one is refused; raises as ``submit``."""
+        for request in requests:
+            self.check(request)
+        with self._lock:
+            self._require_open()
+            waiting = len(self._live) + len(requests) - self._stepper.slots
+            if waiting > self._queue_limit:
+                raise EngineBusy(
+                    f"the queue must hold <= {self._queue_limit} sequences, got {waiting}; "
+                    "try again later"
+                )
+            ids = [next(self._ids) for _ in requests]
+            self._live.update((id, sink) for id in ids)
+        arrivals = list(zip(ids, requests, strict=True))
+        self._mailbox.put(lambda: self._stepper.add_all(arrivals))
+        return ids
+
+    def cancel(self, sequence_id: int) -> None:
+        """End a sequence within one step; nothing happens when it has ended already."""
+        self._mailbox.put(lambda: self._stepper.cancel(sequence_id))
+
+    def generate(self, prompt: str | Sequence[int], **fields: Any) -> Iterator[Event]:
+        """Yield the events of one sequence; leaving the loop early cancels it.
+
+        ``fields`` are those of GenerationRequest and SamplingParams by name. Raises as ``submit``.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        names = set(SamplingParams.__struct_fields__)
+        sampling = SamplingParams(**{k: v for k, v in fields.items() if k in names})
+        rest = {k: v for k, v in fields.items() if k not in names}
+        request = GenerationRequest(prompt=tuple(ids), sampling=sampling, **rest)
+        sink = _QueueSink()
+        sequence_id = self.submit(request, sink)
+        try:
+            while True:
+                event = sink.events.get()
+                yield event
+                if event.ending is not None:
+                    return
+        finally:
+            self.cancel(sequence_id)
+
+    def complete(self, prompt: str | Sequence[int], **fields: Any) -> str:
+        """Return the text of one sequence; arguments and errors as for ``generate``."""
+        return "".join(event.text for event in self.generate(prompt, **fields))
+
+    def statistics(self) -> Statistics:
+        """Return counters and gauges, as of the last step."""
+        return self._stepper.statistics
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests; return whether all running ones ended in time."""
+        with self._lock:
+            self._is_open = False
+        deadline = time.monotonic() + timeout_s
+        while self._live and time.monotonic() < deadline and self.is_alive:
+            time.sleep(0.01)
+        return not self._live
+
+    def close(self) -> None:
+        """Cancel what runs and stop the thread."""
+        with self._lock:
+            self._is_open = False
+        self._mailbox.put(self._stepper.cancel_all)
+        self._mailbox.put(None)
+        self._thread.join(_JOIN_S)
+
+    def _require_open(self) -> None:
+        if self.failure is not None:
+            raise EngineClosed(f"the engine has failed ({self.failure}); restart the server")
+        if not self._is_open:
+            raise EngineClosed("the engine takes no more requests; it is shutting down")
+
+    def _run(self) -> None:
+        try:
+            while self._take_mail():
+                self._deliver(self._stepper.step())
+        except BaseException as exc:
+            logger.exception("the engine's thread died")
+            self.failure = type(exc).__name__
+        finally:
+            self._end_all()
+
+    def _take_mail(self) -> bool:
+        """Carry out what callers asked for, waiting when idle; return whether to go on."""
+        wait = self._stepper.is_idle
+        while True:
+            try:
+                order = self._mailbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if order is None:
+                return False
+            order()
+            wait = False
+
+    def _deliver(self, events: Sequence[tuple[int, Event]]) -> None:
+        by_sink: dict[int, tuple[EventSink, list[tuple[int, Event]]]] = {}
+        with self._lock:
+            for id, event in events:
+                sink = self._live[id]
+                by_sink.setdefault(id_of(sink), (sink, []))[1].append((id, event))
+                if event.ending is not None:
+                    del self._live[id]
+        for sink, batch in by_sink.values():
+            try:
+                sink.deliver(batch)
+            except Exception:
+                # One caller's broken sink must not end everybody's streams.
+                logger.exception("a sink failed")
+
+    def _end_all(self) -> None:
+        """Give every sequence that is left its ending."""
+        reason: FinishReason = "cancelled" if self.failure is None else "error"
+        error = None if self.failure is None else "the engine has failed"
+        ending = Ending(reason=reason, completion_tokens=0, error=error)
+        with self._lock:
+            self._is_open = False
+            left = list(self._live)
+        self._deliver([(id, Event(ending=ending)) for id in left])
+
+
+class _QueueSink:
+    """A sink for one sequence that a thread iterates over."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def deliver(self, events: Sequence[tuple[int, Event]]) -> None:
+        for _, event in events:
+            self.events.put(event)
+
+
+def id_of(sink: EventSink) -> int:
+    """Return what tells one sink from another."""
+    return id(sink)
+
+
+def kv_budget_tokens(bundle: Bundle, options: EngineOptions) -> int:
+    """Return how many tokens the KV cache may hold in all.
+
+    Raises InvalidParameter when the memory asked for holds less than 16 tokens.
+    """
+    manifest = bundle.manifest
+    everything = options.slots * manifest.context_length * manifest.kv_bytes_per_token
+    limit = options.kv_memory_bytes
+    if limit is None:
+        limit = min(everything, available_memory_bytes() // 2)
+    tokens = limit // manifest.kv_bytes_per_token
+    least = 16
+    if tokens < least:
+        needed = least * manifest.kv_bytes_per_token
+        raise InvalidParameter("kv_memory", f"must be >= {needed} bytes for this model", limit)
+    return tokens
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that new processes can have without swapping, by Linux's own estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def scoring_chunk(vocab_size: int, prefill_chunk: int) -> int:
+    """Return how many positions are scored at once: their logits take at most 64 MiB."""
+    return max(2, min(prefill_chunk, (64 << 20) // (4 * vocab_size)))

@@ -1,0 +1,157 @@
+"""One sequence while it runs: its tokens, its text, its scores, and when it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ortolan_runtime.events import Ending, Event, FinishReason, TokenScore
+from ortolan_runtime.model import Logits
+from ortolan_runtime.params import GenerationRequest
+from ortolan_runtime.sampling import RowState, TokenCounts, top_logprobs
+from ortolan_runtime.scheduler import Work
+from ortolan_runtime.text import IncrementalDecoder, TextStream, Tokenizer
+
+
+class Sequence:
+    """A request with everything that it has become so far."""
+
+    def __init__(self, id: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self.id = id
+        self.request = request
+        self.work = Work(
+            id=id,
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            salt=request.cache_salt,
+            scores_prompt=request.prompt_logprobs is not None,
+        )
+        self.has_begun = False
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset(request.stop_token_ids)
+        self._eos_ids = frozenset() if request.ignore_eos else frozenset(tokenizer.eos_token_ids)
+        self._counts = TokenCounts(prompt=self._penalised_prompt())
+        self._logprob_sum = 0.0
+        self._prompt_scores: list[TokenScore] = []
+        self._stream = TextStream(
+            tokenizer,
+            request.prompt,
+            stop=request.stop,
+            include_stop=request.include_stop_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+        )
+
+    @property
+    def generated(self) -> int:
+        """Return how many tokens were generated."""
+        return len(self.work.tokens) - self.work.prompt_length
+
+    def sampling_state(self) -> RowState:
+        """Return what sampling needs to know for the next token."""
+        bans_ends = self.generated < self.request.min_tokens
+        return RowState(
+            params=self.request.sampling,
+            counts=self._counts,
+            position=self.generated,
+            tail=self.work.tokens,
+            banned=tuple(self._eos_ids | self._end_ids) if bans_ends else (),
+        )
+
+    def score_prompt(self, start: int, logits: Logits, logsumexp: npt.NDArray[np.float32]) -> None:
+        """Note the scores of the tokens that follow positions ``start``, ``start`` + 1, …
+
+        ``logits`` is float32 ``[positions, vocab]``. A preempted sequence scores nothing twice.
+        """
+        prompt = self.request.prompt
+        for offset in range(len(logits)):
+            position = start + offset + 1
+            if position >= len(prompt) or position <= len(self._prompt_scores):
+                continue
+            self._prompt_scores.append(
+                self._score(
+                    prompt[position],
+                    logits[offset],
+                    logsumexp[offset],
+                    self.request.prompt_logprobs,
+                )
+            )
+
+    def begin(self) -> Event:
+        """Return the first event, once the prompt is in the cache."""
+        self.has_begun = True
+        return Event(prompt=self._scored_prompt(), cached_tokens=self.work.cached_tokens)
+
+    def push(self, token: int, logits: Logits, logsumexp: np.float32) -> Event:
+        """Take the next token; return what there is to tell. ``logits`` is float32 ``[vocab]``."""
+        score = self._score(token, logits, logsumexp, self.request.logprobs)
+        self._logprob_sum += float(logits[token] - logsumexp)
+        self.work.tokens.append(token)
+        self._counts.add(token)
+        if token in self._eos_ids or token in self._end_ids:
+            reason: FinishReason = "eos" if token in self._eos_ids else "stop"
+            return self._finish(reason, silent=score, new_tokens=1)
+        text, tokens = self._stream.push(score)
+        if self._stream.has_stopped:
+            return Event(text=text, tokens=tokens, new_tokens=1, ending=self._ending("stop"))
+        if self.generated >= self.request.max_tokens:
+            rest = self._finish("length", new_tokens=1)
+            return Event(
+                text=text + rest.text,
+                tokens=tokens + rest.tokens,
+                new_tokens=1,
+                ending=rest.ending,
+            )
+        return Event(text=text, tokens=tokens, new_tokens=1)
+
+    def finish(self, reason: FinishReason) -> Event:
+        """Return the last event, at an ending that no token brought about."""
+        return self._finish(reason)
+
+    def fail(self, error: str) -> Event:
+        """Return the last event, after a failure that ``error`` describes."""
+        ending = Ending(reason="error", completion_tokens=self.generated, error=error)
+        return Event(ending=ending)
+
+    def _finish(
+        self, reason: FinishReason, *, silent: TokenScore | None = None, new_tokens: int = 0
+    ) -> Event:
+        text, tokens = self._stream.finish(silent)
+        if self._stream.has_stopped:
+            reason = "stop"
+        return Event(text=text, tokens=tokens, new_tokens=new_tokens, ending=self._ending(reason))
+
+    def _ending(self, reason: FinishReason) -> Ending:
+        mean = self._logprob_sum / self.generated if self.generated else 0.0
+        return Ending(reason=reason, completion_tokens=self.generated, mean_logprob=mean)
+
+    def _score(
+        self, token: int, logits: Logits, logsumexp: np.float32, count: int | None
+    ) -> TokenScore:
+        if count is None:
+            return TokenScore(token, "")
+        top = top_logprobs(logits, logsumexp, count)
+        return TokenScore(token, "", float(logits[token] - logsumexp), tuple(top))
+
+    def _scored_prompt(self) -> tuple[TokenScore, ...]:
+        """Return the prompt's tokens with their scores and the text that each completes."""
+        if self.request.prompt_logprobs is None:
+            return ()
+        prompt = self.request.prompt
+        pieces = prompt_pieces(self._tokenizer, prompt)
+        scores = [TokenScore(prompt[0], ""), *self._prompt_scores]
+        return tuple(
+            TokenScore(score.id, piece, score.logprob, score.top)
+            for score, piece in zip(scores, pieces, strict=True)
+        )
+
+    def _penalised_prompt(self) -> frozenset[int]:
+        is_needed = self.request.sampling.repetition_penalty != 1.0
+        return frozenset(self.request.prompt) if is_needed else frozenset()
+
+
+def prompt_pieces(tokenizer: Tokenizer, prompt: tuple[int, ...]) -> list[str]:
+    """Return the text that each token of a prompt completes; joined they are the decoded prompt."""
+    decoder = IncrementalDecoder(tokenizer, (), skip_special_tokens=False)
+    pieces = [decoder.push(token) for token in prompt]
+    pieces[-1] += decoder.flush()
+    return pieces

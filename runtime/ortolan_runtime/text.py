@@ -1,0 +1,301 @@
+"""Text in and out: the tokenizer, decoding token by token, and stop strings.
+
+What a stream says joined together is what decoding the prompt and the output at once adds to
+decoding the prompt alone: bytes are held until their character is whole, and a word keeps its
+leading space.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import tokenizers
+
+from ortolan_runtime.errors import BundleError, InvalidParameter
+from ortolan_runtime.events import TokenScore
+
+REPLACEMENT = "\ufffd"
+
+# Tokens of context before the first one that is decoded: enough for any decoder's look-behind.
+_CONTEXT_TOKENS = 6
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A ``tokenizer.json`` with the ids that begin and end a sequence."""
+
+    def __init__(
+        self, path: Path, *, bos_token_id: int | None, eos_token_ids: Iterable[int]
+    ) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as exc:  # the library raises bare Exception
+            raise BundleError(f"{path} is no tokenizer that can be read: {exc}") from exc
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {id for id, token in added.items() if token.special}
+        self._byte_level = _byte_level_alphabet() if self._decodes_byte_level() else {}
+        self._byte_tokens = self._fallback_bytes()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of ``text``, with at most one BOS in front.
+
+        Holds the GIL, about 1 s for 1.1 MB. Raises InvalidParameter on a lone surrogate.
+        """
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as exc:
+            raise InvalidParameter("prompt", "must hold no lone surrogate", text) from exc
+        if self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:
+            return ids[1:]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ``ids``; bytes that form no character become U+FFFD."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def is_special(self, id: int) -> bool:
+        """Return whether ``id`` is a control token such as BOS or EOS."""
+        return id in self._special
+
+    def is_byte_fallback(self, id: int) -> bool:
+        """Return whether ``id`` stands for one byte of a SentencePiece vocabulary, as in <0x0A>."""
+        return id in self._byte_tokens
+
+    def token_bytes(self, id: int) -> bytes | None:
+        """Return the bytes that token ``id`` stands for, or None when ``id`` is no token."""
+        if id in self._byte_tokens:
+            return self._byte_tokens[id]
+        piece: str | None = self._tokenizer.id_to_token(id)
+        if piece is None:
+            return None
+        if self._byte_level and id not in self._special:
+            mapped = [self._byte_level.get(character) for character in piece]
+            if None not in mapped:
+                return bytes(byte for byte in mapped if byte is not None)
+        return piece.replace("\u2581", " ").encode("utf-8", errors="replace")
+
+    def token_text(self, id: int) -> str:
+        r"""Return how token ``id`` is shown alone: its text, else ``bytes:\xNN…``."""
+        raw = self.token_bytes(id)
+        if raw is None:
+            return ""
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _decodes_byte_level(self) -> bool:
+        return '"ByteLevel"' in self._decoder_json()
+
+    def _fallback_bytes(self) -> dict[int, bytes]:
+        if '"ByteFallback"' not in self._decoder_json():
+            return {}
+        found = ((id, _BYTE_FALLBACK.fullmatch(token)) for token, id in self._vocabulary())
+        return {id: bytes([int(match[1], 16)]) for id, match in found if match is not None}
+
+    def _vocabulary(self) -> Iterable[tuple[str, int]]:
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary.items()
+
+    def _decoder_json(self) -> str:
+        document = msgspec.json.decode(self._tokenizer.to_str())
+        return msgspec.json.encode(document.get("decoder")).decode()
+
+
+class IncrementalDecoder:
+    """Turns one sequence's tokens into text, piece by piece.
+
+    ``prompt`` are the ids before the first token; they set the context in which it is decoded.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window = self._context(prompt)
+        self._emitted = self._stable_text(self._window)
+
+    def push(self, id: int) -> str:
+        """Return the text that token ``id`` completes, "" while a character is unfinished."""
+        self._window.append(id)
+        return self._emit(self._stable_text(self._window))
+
+    def flush(self) -> str:
+        """Return what is still held; an unfinished character becomes U+FFFD."""
+        return self._emit(self._decode(self._window))
+
+    def _emit(self, text: str) -> str:
+        new = text[len(self._emitted) :]
+        if new:
+            self._emitted = text
+            self._forget(text)
+        return new
+
+    def _forget(self, text: str) -> None:
+        """Drop tokens from the window's start that decoding the next ones does not need."""
+        if len(self._window) < 4 * _CONTEXT_TOKENS or self._decode(self._window) != text:
+            return
+        self._window = self._context(self._window)
+        self._emitted = self._decode(self._window)
+
+    def _context(self, ids: Sequence[int]) -> list[int]:
+        """Return the last ids whose text is not empty and does not begin inside a character."""
+        start = max(0, len(ids) - _CONTEXT_TOKENS)
+        while start > 0 and not self._is_context(ids[start:]):
+            start = max(0, start - _CONTEXT_TOKENS)
+        return list(ids[start:])
+
+    def _is_context(self, ids: Sequence[int]) -> bool:
+        if self._tokenizer.is_byte_fallback(ids[0]):
+            return False
+        return self._decode(ids)[:1] not in ("", REPLACEMENT)
+
+    def _stable_text(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids`` that no later token can change."""
+        end = len(ids)
+        # The fallback decoder replaces a whole run of bytes when any of them is wrong.
+        while end > 0 and self._tokenizer.is_byte_fallback(ids[end - 1]):
+            end -= 1
+        text = self._decode(ids[:end])
+        return text[:-1] if text.endswith(REPLACEMENT) else text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+
+
+class StopMatcher:
+    """Holds back text that may be the beginning of a stop string.
+
+    Characters count as if they came one at a time: the stop that is complete first wins, of two
+    that end together the longer one.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._include_stop = include_stop
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Return the text that can go out now, and whether a stop string ended the sequence."""
+        self._held += text
+        match = self._first_match()
+        if match is not None:
+            start, end = match
+            released = self._held[: end if self._include_stop else start]
+            self._held = ""
+            return released, True
+        keep = self._possible_beginning()
+        released = self._held[: len(self._held) - keep]
+        self._held = self._held[len(released) :]
+        return released, False
+
+    def flush(self) -> str:
+        """Return the held text, at an ending that is no stop string."""
+        released, self._held = self._held, ""
+        return released
+
+    def _first_match(self) -> tuple[int, int] | None:
+        found = ((self._held.find(stop), len(stop)) for stop in self._stops)
+        spans = [(start + length, start) for start, length in found if start >= 0]
+        if not spans:
+            return None
+        end, start = min(spans)
+        return start, end
+
+    def _possible_beginning(self) -> int:
+        """Return the length of the longest end of the held text that begins a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+class TextStream:
+    """One sequence's output: tokens go in, final text and the tokens that made it come out."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._decoder = IncrementalDecoder(
+            tokenizer, prompt, skip_special_tokens=skip_special_tokens
+        )
+        self._matcher = StopMatcher(stop, include_stop=include_stop)
+        self._pending: list[TokenScore] = []
+        self._pending_characters = 0  # of released text that no released token accounts for yet
+        self.has_stopped = False
+
+    def push(self, token: TokenScore) -> tuple[str, tuple[TokenScore, ...]]:
+        """Take a generated token; return the text that is final now and the tokens it completes."""
+        piece = self._decoder.push(token.id)
+        self._pending.append(msgspec.structs.replace(token, text=piece))
+        text, self.has_stopped = self._matcher.push(piece)
+        return text, self._cut(text) if self.has_stopped else self._release(text)
+
+    def finish(self, silent: TokenScore | None = None) -> tuple[str, tuple[TokenScore, ...]]:
+        """Return everything that is held, at an ending that is no stop string; call once.
+
+        ``silent`` is a last token without text, such as the EOS that ended the sequence.
+        """
+        rest = self._decoder.flush()
+        if rest:  # it belongs to the last token that was held
+            self._pending[-1] = msgspec.structs.replace(self._pending[-1], text=rest)
+        text, self.has_stopped = self._matcher.push(rest)
+        if self.has_stopped:
+            return text, self._cut(text)
+        if silent is not None:
+            self._pending.append(msgspec.structs.replace(silent, text=""))
+        tokens, self._pending = tuple(self._pending), []
+        return text + self._matcher.flush(), tokens
+
+    def _release(self, text: str) -> tuple[TokenScore, ...]:
+        """Return the pending tokens whose text lies wholly in what has been released."""
+        self._pending_characters += len(text)
+        count = whole = end = 0
+        for index, token in enumerate(self._pending):
+            end += len(token.text)
+            if end > self._pending_characters:
+                break
+            if token.text:  # one without text may be the beginning of the next one's character
+                count, whole = index + 1, end
+        self._pending_characters -= whole
+        released, self._pending = tuple(self._pending[:count]), self._pending[count:]
+        return released
+
+    def _cut(self, text: str) -> tuple[TokenScore, ...]:
+        """Return the pending tokens up to the end of ``text``, the last one cut with it."""
+        room = self._pending_characters + len(text)
+        kept = []
+        for token in self._pending:
+            if room == 0:
+                break
+            kept.append(msgspec.structs.replace(token, text=token.text[:room]))
+            room -= len(kept[-1].text)
+        self._pending = []
+        return tuple(kept)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return GPT-2's map from printable characters to the bytes that they stand for."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet
