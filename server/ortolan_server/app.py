@@ -1,0 +1,192 @@
+"""Puts the application together: routes for each dialect, and the layers around them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Router
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.text import Tokenizer
+from ortolan_runtime.version import __version__
+from ortolan_server.auth import Authentication
+from ortolan_server.bridge import EngineBridge, SequenceEngine
+from ortolan_server.completions import CompletionEndpoint, Service
+from ortolan_server.dialects.base import Dialect
+from ortolan_server.dialects.registry import served_dialects
+from ortolan_server.edge import Errors, RequestIds
+from ortolan_server.kinds import Facts
+from ortolan_server.prompts import Limits
+from ortolan_server.routes import (
+    HealthRoutes,
+    ModelRoutes,
+    Route,
+    TokenizerRoutes,
+    version,
+)
+from ortolan_server.settings import ServerSettings
+
+
+class ServedEngine(SequenceEngine, Protocol):
+    """What of the engine the server needs."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+    context_length: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the step thread runs."""
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Where the server is between its start and its end; the one state that handlers share."""
+
+    is_draining: bool = False
+    in_flight: int = 0
+
+
+class Application:
+    """The ASGI application, with what its host needs to end it."""
+
+    def __init__(self, app: ASGIApp, bridge: EngineBridge, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self.bridge = bridge
+        self.lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request; there is nothing else to speak."""
+        if scope["type"] != "http":
+            return
+        self.lifecycle.in_flight += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.lifecycle.in_flight -= 1
+
+
+def create_app(
+    engine: ServedEngine, settings: ServerSettings, *, chat_template: str | None = None
+) -> Application:
+    """Return the application; call on the event loop that will run it."""
+    lifecycle = Lifecycle()
+    bridge = EngineBridge(engine, asyncio.get_running_loop())
+    service = _service(engine, settings, bridge, lifecycle)
+    dialects = served_dialects(settings.v1_dialect)
+    tokenizer = TokenizerRoutes(service, engine.manifest, chat_template)
+    health = HealthRoutes(lambda: engine.is_alive, lambda: lifecycle.is_draining)
+    router = Router(
+        [
+            *_dialect_routes(dialects, service),
+            *_small_routes(tokenizer, health),
+        ],
+        redirect_slashes=False,
+    )
+    return Application(_layers(router, dialects, settings), bridge, lifecycle)
+
+
+def _service(
+    engine: ServedEngine, settings: ServerSettings, bridge: EngineBridge, lifecycle: Lifecycle
+) -> Service:
+    manifest, tokenizer = engine.manifest, engine.tokenizer
+    return Service(
+        bridge=bridge,
+        facts=Facts(
+            # Rows of the logits beyond the tokenizer's count are padding, and no tokens.
+            vocab_size=min(manifest.vocab_size, tokenizer.vocab_size),
+            context_length=engine.context_length,
+            tokenizer=tokenizer,
+        ),
+        limits=Limits(
+            choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
+        ),
+        model=settings.model_name or manifest.name,
+        fingerprint=_fingerprint(manifest),
+        max_body_bytes=settings.max_body_bytes,
+        heartbeat_s=settings.heartbeat_s,
+        is_strict=settings.strict,
+        is_draining=lambda: lifecycle.is_draining,
+    )
+
+
+def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseRoute]:
+    models = ModelRoutes(service, time.time())
+    routes: list[BaseRoute] = []
+    for dialect in dialects:
+        base = dialect.base_path
+        routes += _both(dialect.path, CompletionEndpoint(dialect, service), "POST")
+        routes += _both(f"{base}/models", Route(models.list), "GET")
+        routes += _both(f"{base}/models/{{model:path}}", Route(models.retrieve), "GET")
+    return routes
+
+
+def _small_routes(tokenizer: TokenizerRoutes, health: HealthRoutes) -> list[BaseRoute]:
+    return [
+        *_both("/health", Route(health.health), "GET"),
+        *_both("/ready", Route(health.ready), "GET"),
+        *_both("/version", Route(version), "GET"),
+        *_both("/tokenize", Route(tokenizer.tokenize), "POST"),
+        *_both("/detokenize", Route(tokenizer.detokenize), "POST"),
+        *_both("/tokenizer_info", Route(tokenizer.info), "GET"),
+    ]
+
+
+def _both(path: str, endpoint: ASGIApp, method: str) -> list[BaseRoute]:
+    """Return the route with and without a slash at its end: no client is redirected."""
+    paths = [path] if path.endswith("}") else [path, f"{path}/"]
+    return [StarletteRoute(path, endpoint, methods=[method]) for path in paths]
+
+
+def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSettings) -> ASGIApp:
+    """Return ``app`` within the layers that every request passes, the outermost made last."""
+    if settings.api_key is not None:
+        app = Authentication(app, settings.api_key)
+    app = Errors(_Raising(app), _dialect_of(dialects))
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-ortolan-seed", "x-ortolan-ignored", "retry-after"],
+        )
+    return RequestIds(app)
+
+
+class _Raising:
+    """Makes the router raise what it would answer in plain text: it does so inside an app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self._app(scope, receive, send)
+
+
+def _dialect_of(dialects: tuple[Dialect, ...]) -> Callable[[str], Dialect]:
+    """Return a function that finds the dialect whose paths begin as a given one does."""
+    with_base = [dialect for dialect in dialects if dialect.base_path]
+    by_path = {dialect.path: dialect for dialect in dialects}
+
+    def find(path: str) -> Dialect:
+        exact = by_path.get(path.rstrip("/"))
+        under = (d for d in with_base if path.startswith(f"{d.base_path}/"))
+        return exact or next(under, dialects[0])
+
+    return find
+
+
+def _fingerprint(manifest: Manifest) -> str:
+    """Return a name for what decides the output: the weights, their precision, the version."""
+    parts = f"{manifest.source_digest} {manifest.precision} {__version__}"
+    return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"

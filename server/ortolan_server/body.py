@@ -1,0 +1,113 @@
+"""Reading a request's body: media type, size, depth and JSON, before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import Receive
+
+from ortolan_server.errors import ApiError, too_large
+
+MAX_DEPTH = 32
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_decoder = msgspec.json.Decoder()
+
+
+class ClientDisconnected(Exception):
+    """The client left before its request was whole."""
+
+
+def check_media_type(headers: Mapping[str, str]) -> None:
+    """Refuse anything but plain JSON. Raises ApiError."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise _unsupported(f"`content-encoding` must be absent, got {encoding[:40]!r}")
+    given = headers.get("content-type", "")
+    media_type = given.split(";", 1)[0].strip().lower()
+    if media_type == "application/json" or _is_curl_default(media_type, headers):
+        return
+    raise _unsupported(f"`content-type` must be application/json, got {given[:60]!r}")
+
+
+def check_length(headers: Mapping[str, str], limit: int) -> None:
+    """Refuse a body that is announced as longer than ``limit`` bytes. Raises ApiError."""
+    announced = headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large(limit)
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """Return the whole body. Raises ApiError over ``limit`` bytes, ClientDisconnected."""
+    parts = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def decode_json(raw: bytes) -> object:
+    """Return the value that ``raw`` holds. Raises ApiError when it is no JSON or too deep."""
+    if _depth(raw) > MAX_DEPTH:
+        raise _bad_json(f"is nested deeper than {MAX_DEPTH} levels")
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        return _decode_leniently(raw, exc)
+
+
+def _decode_leniently(raw: bytes, error: Exception) -> object:
+    """Return a body whose only fault are numbers such as NaN, so that their field can be named."""
+    if b"NaN" not in raw and b"Infinity" not in raw and b"out of range" not in str(error).encode():
+        raise _bad_json(f"is no valid JSON ({error})") from None
+    try:
+        value: object = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise _bad_json(f"is no valid JSON ({error})") from None
+    return value
+
+
+def _depth(raw: bytes) -> int:
+    """Return how deep the arrays and objects of ``raw`` are nested.
+
+    Checked before decoding: nesting that exhausts a small stack ends the process.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return 0
+    depth = deepest = 0
+    for bracket in _STRINGS.sub(b"", raw).translate(None, _NOT_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > deepest:
+            deepest = depth
+            if deepest > MAX_DEPTH:
+                break
+    return deepest
+
+
+def _is_curl_default(media_type: str, headers: Mapping[str, str]) -> bool:
+    """Return whether curl's ``-d`` chose the type of a form for a body that is JSON.
+
+    Every quick start is typed into curl, often without the header. A browser cannot send this
+    agent with the type of a form across origins, so no page gains anything by it.
+    """
+    is_form = media_type == "application/x-www-form-urlencoded"
+    return is_form and headers.get("user-agent", "").startswith("curl/") and "origin" not in headers
+
+
+def _bad_json(what: str) -> ApiError:
+    return ApiError(400, f"the request's body {what}", code="invalid_json")
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(415, message, code="unsupported_media_type", headers={"connection": "close"})

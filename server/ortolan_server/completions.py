@@ -1,0 +1,240 @@
+"""The life of a completion request: read, checked, submitted, answered whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from ortolan_runtime.errors import OrtolanError
+from ortolan_runtime.events import Event
+from ortolan_server import sse
+from ortolan_server.body import check_length, check_media_type, decode_json, read_body
+from ortolan_server.bridge import EngineBridge, Subscription
+from ortolan_server.candidates import Candidates
+from ortolan_server.dialects.base import Dialect
+from ortolan_server.edge import place_of
+from ortolan_server.errors import ApiError, from_runtime, internal, unavailable
+from ortolan_server.fields import FieldTable, nearest_name, read_values
+from ortolan_server.kinds import Facts
+from ortolan_server.prompts import (
+    Limits,
+    character_count,
+    check_choices,
+    check_model,
+    make_sequences,
+    prepare_prompts,
+)
+from ortolan_server.reply import Frame, Piece, PromptPart, Usage
+from ortolan_server.request import CompletionRequest
+from ortolan_server.responses import end_stream, send_json, send_part, start_stream, watching
+
+logger = logging.getLogger("ortolan.server")
+
+# Below these, work is done on the loop: a thread costs more than it saves.
+_FEW_CHARACTERS = 2048
+_FEW_SCORES = 256
+
+# JavaScript's numbers hold this many bits exactly, so that a client can send a seed back.
+_SEED_BITS = 53
+
+_MAX_NAMES_IN_HEADER = 16
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """What every completion endpoint needs, made once when the server starts."""
+
+    bridge: EngineBridge
+    facts: Facts
+    limits: Limits
+    model: str
+    fingerprint: str
+    max_body_bytes: int
+    heartbeat_s: float
+    is_strict: bool
+    is_draining: Callable[[], bool]
+    clock: Callable[[], float] = time.time
+    random_bits: Callable[[int], int] = secrets.randbits
+
+
+class CompletionEndpoint:
+    """Answers one dialect's route."""
+
+    def __init__(self, dialect: Dialect, service: Service) -> None:
+        self._dialect = dialect
+        self._service = service
+        self._table: FieldTable = dialect.table(is_strict=service.is_strict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises ApiError before anything is sent."""
+        body = await read_json(scope, receive, self._service.max_body_bytes)
+        request, ignored = self._read(body)
+        prompts = await self._prepare(request)
+        frame = self._frame(request)
+        subscription = self._submit(request, prompts, frame)
+        reply = _Reply(self._dialect, self._service, frame, Candidates(request, prompts))
+        try:
+            async with watching(receive, subscription.close):
+                answer = reply.stream if request.stream else reply.whole
+                await answer(subscription, send, _headers(frame, ignored), request_id(scope))
+        finally:
+            self._service.bridge.release(subscription)
+
+    def _read(self, body: object) -> tuple[CompletionRequest, tuple[str, ...]]:
+        if self._service.is_draining():
+            raise unavailable("the server is shutting down")
+        values = read_values(body, self._table, self._service.facts)
+        request = self._dialect.make_request(values, self._dialect)
+        check_model(request, self._service.model)
+        check_choices(request, self._service.limits)
+        self._log_ignored(values.ignored)
+        return request, values.ignored
+
+    async def _prepare(self, request: CompletionRequest) -> list[PromptPart]:
+        facts = self._service.facts
+        try:
+            if character_count(request) <= _FEW_CHARACTERS:
+                return prepare_prompts(request, facts)
+            return await asyncio.to_thread(prepare_prompts, request, facts)
+        except OrtolanError as error:
+            raise from_runtime(error) from error
+
+    def _submit(
+        self, request: CompletionRequest, prompts: list[PromptPart], frame: Frame
+    ) -> Subscription:
+        service = self._service
+        try:
+            sequences = make_sequences(
+                request, prompts, seed=frame.seed, facts=service.facts, limits=service.limits
+            )
+            return service.bridge.subscribe(sequences)
+        except OrtolanError as error:
+            raise from_runtime(error) from error
+
+    def _frame(self, request: CompletionRequest) -> Frame:
+        service = self._service
+        seed = service.random_bits(_SEED_BITS) if request.seed is None else request.seed
+        return Frame(
+            id=f"{self._dialect.id_prefix}{service.random_bits(96):024x}",
+            created_s=service.clock(),
+            model=service.model,
+            fingerprint=service.fingerprint,
+            seed=seed,
+            request=request,
+            tokenizer=service.facts.tokenizer,
+        )
+
+    def _log_ignored(self, ignored: tuple[str, ...]) -> None:
+        for name in ignored[:_MAX_NAMES_IN_HEADER]:
+            meant = nearest_name(name, self._table.names())
+            hint = f"; `{meant}` is near" if meant else ""
+            logger.info("ignored the unknown field %s%s", _quoted(name), hint)
+
+
+class _Reply:
+    """One reply being made."""
+
+    def __init__(
+        self, dialect: Dialect, service: Service, frame: Frame, candidates: Candidates
+    ) -> None:
+        self._dialect = dialect
+        self._renderer = dialect.renderer
+        self._service = service
+        self._frame = frame
+        self._candidates = candidates
+
+    async def whole(
+        self, subscription: Subscription, send: Send, headers: Mapping[str, str], _id: str
+    ) -> None:
+        """Collect everything, then send one object. Raises ApiError."""
+        while not self._candidates.have_ended:
+            events = await subscription.take()
+            if subscription.is_closed:
+                return
+            self._candidates.collect(events)
+        choices = self._candidates.choices()
+        scores = sum(len(choice.tokens) + len(choice.prompt.scores) for choice in choices)
+        usage = self._candidates.usage()
+        if scores <= _FEW_SCORES:
+            document = self._renderer.reply(self._frame, choices, usage)
+        else:
+            document = await asyncio.to_thread(self._renderer.reply, self._frame, choices, usage)
+        await send_json(send, document, headers=headers)
+
+    async def stream(
+        self, subscription: Subscription, send: Send, headers: Mapping[str, str], id: str
+    ) -> None:
+        """Send each event as it comes. A failure after the first byte is an event too."""
+        await start_stream(send, {**headers, **sse.HEADERS})
+        try:
+            await self._send_pieces(subscription, send)
+        except ApiError as error:
+            await end_stream(send, sse.event(self._dialect.error(error)))
+        except Exception as exc:
+            logger.error("request %s failed while streaming: %s", id, place_of(exc))
+            await end_stream(send, sse.event(self._dialect.error(internal(id))))
+
+    async def _send_pieces(self, subscription: Subscription, send: Send) -> None:
+        while not self._candidates.have_ended:
+            events = await subscription.take(self._service.heartbeat_s)
+            if subscription.is_closed:
+                return
+            if events:
+                await send_part(send, sse.events(self._chunks(events)))
+            else:
+                await send_part(send, sse.HEARTBEAT)
+        await end_stream(send, self._usage_event() + sse.DONE)
+
+    def _chunks(self, events: list[tuple[int, Event]]) -> list[dict[str, Any]]:
+        chunks = []
+        for position, event in events:
+            piece = self._candidates.piece(position, event)
+            if piece is not None:
+                chunks.append(self._chunk(piece))
+        return chunks
+
+    def _chunk(self, piece: Piece) -> dict[str, Any]:
+        is_last = piece.finish is not None and self._candidates.have_ended
+        needs_usage = is_last or self._frame.request.continuous_usage
+        usage = self._candidates.usage() if needs_usage else Usage()
+        return self._renderer.chunk(self._frame, piece, usage, is_last=is_last)
+
+    def _usage_event(self) -> bytes:
+        if not self._frame.request.include_usage:
+            return b""
+        document = self._renderer.usage_chunk(self._frame, self._candidates.usage())
+        return b"" if document is None else sse.event(document)
+
+
+async def read_json(scope: Scope, receive: Receive, max_body_bytes: int) -> object:
+    """Return the JSON value of a request's body. Raises ApiError and ClientDisconnected."""
+    headers = Headers(scope=scope)
+    check_length(headers, max_body_bytes)
+    check_media_type(headers)
+    return decode_json(await read_body(receive, max_body_bytes))
+
+
+def request_id(scope: Scope) -> str:
+    """Return the id that the edge gave to the request."""
+    id: str = scope["state"]["request_id"]
+    return id
+
+
+def _headers(frame: Frame, ignored: tuple[str, ...]) -> dict[str, str]:
+    headers = {"x-ortolan-seed": str(frame.seed)}
+    if ignored:
+        names = ignored[:_MAX_NAMES_IN_HEADER]
+        headers["x-ortolan-ignored"] = ", ".join(_quoted(name) for name in names)
+    return headers
+
+
+def _quoted(name: str) -> str:
+    return quote(name[:64], errors="replace")

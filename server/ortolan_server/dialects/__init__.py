@@ -1,0 +1,1 @@
+"""The dialects of the completions API: declared data and renderers, one module each."""

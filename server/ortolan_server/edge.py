@@ -1,0 +1,102 @@
+"""The outermost layers: a request id on every response, and every failure as a JSON error."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ortolan_server.body import ClientDisconnected
+from ortolan_server.dialects.base import Dialect
+from ortolan_server.errors import ApiError, internal
+from ortolan_server.responses import send_json
+
+logger = logging.getLogger("ortolan.server")
+
+_USABLE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestIds:
+    """Names each request, by the client's own ``x-request-id`` where that is usable."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, its id in the scope's state and in the response."""
+        given = Headers(scope=scope).get("x-request-id", "")
+        id = given if _USABLE_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Errors:
+    """Turns what the application raises into the error of the path's dialect."""
+
+    def __init__(self, app: ASGIApp, dialect_of: Callable[[str], Dialect]) -> None:
+        self._app = app
+        self._dialect_of = dialect_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; answer for it when it fails."""
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnected:
+            return
+        except Exception as exc:
+            error = self._error(exc, scope)
+            if not has_started:
+                await self._answer(error, scope, send)
+
+    async def _answer(self, error: ApiError, scope: Scope, send: Send) -> None:
+        dialect = self._dialect_of(scope["path"])
+        status = dialect.status(error)
+        await send_json(send, dialect.error(error), status=status, headers=error.headers)
+
+    def _error(self, exc: Exception, scope: Scope) -> ApiError:
+        if isinstance(exc, ApiError):
+            return exc
+        if isinstance(exc, HTTPException):
+            return _of_routing(exc, scope)
+        id = scope["state"]["request_id"]
+        # The message may hold a prompt, so only the exception's type and place are logged.
+        logger.error("request %s failed: %s", id, place_of(exc))
+        return internal(id)
+
+
+def _of_routing(exc: HTTPException, scope: Scope) -> ApiError:
+    method, path = scope["method"][:16], scope["path"][:80]
+    if exc.status_code == 405:
+        allowed = (exc.headers or {}).get("Allow", "")
+        message = f"the method of {path!r} must be {allowed}, got {method}"
+        return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+    return ApiError(404, f"there is no path {path!r}", code="not_found")
+
+
+def place_of(exc: BaseException) -> str:
+    """Return the type of ``exc`` and the frames it passed, without its message."""
+    frames = []
+    trace = exc.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return f"{type(exc).__name__} at {' > '.join(frames[-6:])}"

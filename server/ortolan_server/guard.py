@@ -1,0 +1,144 @@
+"""Deadlines and limits below HTTP that uvicorn does not have, and disconnects that it misses.
+
+A client has so long to send its header and its body, so many header bytes, and so long to read what
+was sent. A pipelined request must not hide that the client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ortolan_server.errors import INVALID_REQUEST
+from ortolan_server.responses import encode
+from ortolan_server.settings import ServerSettings
+
+_PHRASES = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+_MAX_PIPELINED = 8
+
+
+def guarded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
+    """Return uvicorn's protocol class with the limits of ``settings``."""
+    return type("GuardedProtocol", (_Guarded,), {"limits": settings})
+
+
+class _Guarded(HttpToolsProtocol):
+    limits: ServerSettings
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._is_in_header = True
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(503, "the server holds as many connections as it may")
+            return
+        self._arm(self.limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._forget_stall()
+        super().connection_lost(exc)
+        # uvicorn tells only the request that was received last.
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in (self._running, *waiting):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_header:
+            # An upper bound: the body's first bytes may be among them, so the end is looked for.
+            self._header_bytes += len(data)
+            too_many = self._header_bytes > self.limits.max_header_bytes
+            if too_many and b"\r\n\r\n" not in data[: self.limits.max_header_bytes]:
+                limit = self.limits.max_header_bytes
+                self._refuse(431, f"the request's header must be <= {limit} bytes")
+                return
+        super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "the request is no valid HTTP")
+
+    def on_message_begin(self) -> None:
+        self._is_in_header = True
+        self._header_bytes = 0
+        if self._deadline is None:
+            self._arm(self.limits.header_timeout_s)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_header = False
+        self._arm(self.limits.body_timeout_s)
+        super().on_headers_complete()
+        if len(self.pipeline) > _MAX_PIPELINED:
+            self.transport.abort()
+        elif self.pipeline:
+            # A paused transport would not notice that the client leaves.
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            seconds = self.limits.stalled_reader_timeout_s
+            self._stall = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._forget_stall()
+        super().resume_writing()
+
+    def _forget_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        has_begun = self.cycle is not None and self.cycle.response_started
+        if has_begun and not self._is_in_header:
+            self.transport.close()
+        else:
+            self._refuse(408, "the request was not received in time")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer with an error and close, below the application."""
+        self._disarm()
+        body = encode(
+            {"error": {"message": message, "type": INVALID_REQUEST, "param": None, "code": None}}
+        )
+        head = (
+            f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,70 @@
+"""Sending: JSON documents and streams over ASGI, and noticing that the client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Send
+
+_encoder = msgspec.json.Encoder()
+Headers = Mapping[str, str]
+
+
+def encode(document: dict[str, Any]) -> bytes:
+    """Return ``document`` as JSON."""
+    return _encoder.encode(document)
+
+
+async def send_json(
+    send: Send, document: dict[str, Any], *, status: int = 200, headers: Headers | None = None
+) -> None:
+    """Send one JSON document as the whole response."""
+    body = encode(document)
+    fixed = {"content-type": "application/json", "content-length": str(len(body))}
+    await send(_start(status, fixed | dict(headers or {})))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def start_stream(send: Send, headers: Headers) -> None:
+    """Send the head of a stream's response."""
+    await send(_start(200, headers))
+
+
+async def send_part(send: Send, body: bytes) -> None:
+    """Send a part of a stream."""
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def end_stream(send: Send, body: bytes = b"") -> None:
+    """Send the last part of a stream."""
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+@contextlib.asynccontextmanager
+async def watching(receive: Receive, leave: Callable[[], None]) -> AsyncIterator[None]:
+    """Call ``leave`` as soon as the client disconnects, while the body runs.
+
+    A handler that only awaits its own work is never told by the server.
+    """
+    watcher = asyncio.create_task(_watch(receive, leave))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+
+
+async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    leave()
+
+
+def _start(status: int, headers: Headers) -> dict[str, Any]:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}

@@ -1,0 +1,180 @@
+"""Runs the server in this process: listens, serves, and ends in an orderly way.
+
+The first SIGTERM or SIGINT stops taking requests and lets running ones finish within the grace; a
+second one ends at once. When the engine's thread dies, requests get their error and the process
+ends with exit code 70, so that whatever supervises it starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from ortolan_runtime.errors import OrtolanError
+from ortolan_server.app import Application, ServedEngine, create_app
+from ortolan_server.errors import unavailable
+from ortolan_server.guard import guarded_protocol
+from ortolan_server.settings import ServerSettings
+
+logger = logging.getLogger("ortolan.server")
+
+EXIT_ENGINE_DIED = 70
+
+_POLL_S = 0.1
+_LAST_WORDS_S = 2.0  # for error responses to reach their clients
+_BACKLOG = 1024
+
+
+class ListenError(OrtolanError):
+    """The address cannot be listened on."""
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """Return a listening socket, so that a port in use is known before a model is loaded.
+
+    Raises ListenError.
+    """
+    host, port = settings.host, settings.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as exc:
+        raise ListenError(f"cannot listen on {host}: {exc.strerror}; check --host") from exc
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise ListenError(
+            f"cannot listen on {host} port {port}: {exc.strerror}; choose another with --port"
+        ) from exc
+    return listener
+
+
+def run_server(
+    engine: ServedEngine, settings: ServerSettings, listener: socket.socket | None = None
+) -> int:
+    """Serve until told to stop; return the process's exit code. Raises ListenError."""
+    return asyncio.run(_serve(engine, settings, listener or listen(settings)))
+
+
+async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socket.socket) -> int:
+    app = create_app(engine, settings)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=guarded_protocol(settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(settings.idle_timeout_s),
+            timeout_graceful_shutdown=int(_LAST_WORDS_S),
+        )
+    )
+    host = _Host(engine, app, server, settings.grace_s)
+    with host.handling_signals():
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        logger.info("listening on %s", _url(listener))
+        ending = asyncio.create_task(host.wait_for_the_end())
+        await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+        ending.cancel()
+    return EXIT_ENGINE_DIED if host.has_engine_died else 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, its signals left to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Host:
+    """Decides when the server ends."""
+
+    def __init__(
+        self, engine: ServedEngine, app: Application, server: uvicorn.Server, grace_s: float
+    ) -> None:
+        self._engine = engine
+        self._app = app
+        self._server = server
+        self._grace_s = grace_s
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self.has_engine_died = False
+
+    @contextlib.contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as orders to end."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self._order_end)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def wait_for_the_end(self) -> None:
+        """Return when the server has nothing left to do."""
+        while not self._stop.is_set():
+            await self._pause(self._stop)
+            if not self._engine.is_alive:
+                await self._report_death()
+                return
+        await self._drain()
+
+    def _order_end(self) -> None:
+        if self._stop.is_set():
+            logger.info("ending at once")
+            self._stop_now.set()
+            self._server.force_exit = True
+        self._stop.set()
+
+    async def _report_death(self) -> None:
+        """Let each request have its error, then end."""
+        self.has_engine_died = True
+        logger.error("the engine's thread has died; ending with exit code %d", EXIT_ENGINE_DIED)
+        self._app.bridge.fail_all(unavailable("the engine has failed"))
+        await self._wait_until_idle(_LAST_WORDS_S)
+
+    async def _drain(self) -> None:
+        self._app.lifecycle.is_draining = True
+        running = self._app.lifecycle.in_flight
+        logger.info("ending: %d requests have %g s to finish", running, self._grace_s)
+        await self._wait_until_idle(self._grace_s)
+        if self._app.lifecycle.in_flight:
+            self._app.bridge.fail_all(unavailable("the server is shutting down"))
+            await self._wait_until_idle(_LAST_WORDS_S)
+
+    async def _wait_until_idle(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self._app.lifecycle.in_flight and loop.time() < deadline:
+            if self._stop_now.is_set() or not self._engine.is_alive:
+                return
+            await self._pause(self._stop_now)
+
+    async def _pause(self, until: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(until.wait(), _POLL_S)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"

@@ -1,0 +1,62 @@
+"""Every setting of the server, with its default and its accepted range."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ortolan_runtime.errors import InvalidParameter
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server listens, what it admits and how it ends. Raises InvalidParameter.
+
+    Times are in seconds, sizes in bytes. ``v1_dialect`` is the dialect of ``/v1/completions``;
+    ``strict`` refuses unknown fields and holds values to the providers' own documents.
+    ``max_output_tokens`` caps a completion whose length the request leaves open.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_name: str | None = None
+    v1_dialect: Literal["openai", "tokensmind"] = "openai"
+    strict: bool = False
+    api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    max_choices_per_request: int = 128
+    max_output_tokens: int = 4096
+    max_body_bytes: int = 1 << 20
+    max_header_bytes: int = 16 << 10
+    max_connections: int = 512
+    header_timeout_s: float = 5.0
+    body_timeout_s: float = 10.0
+    idle_timeout_s: float = 30.0
+    stalled_reader_timeout_s: float = 30.0
+    heartbeat_s: float = 15.0
+    grace_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidParameter("port", "must be within 0..65535", self.port)
+        if self.api_key is not None and not self.api_key.strip():
+            raise InvalidParameter("api_key", "must not be empty", "")
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise InvalidParameter(name, "must be > 0", getattr(self, name))
+        if self.grace_s < 0:
+            raise InvalidParameter("grace_s", "must be >= 0", self.grace_s)
+
+
+_POSITIVE = (
+    "max_choices_per_request",
+    "max_output_tokens",
+    "max_body_bytes",
+    "max_header_bytes",
+    "max_connections",
+    "header_timeout_s",
+    "body_timeout_s",
+    "idle_timeout_s",
+    "stalled_reader_timeout_s",
+    "heartbeat_s",
+)
