@@ -44,7 +44,8 @@ class Blocks:
         """Emit the whole decoder, from token ids to logits."""
         inputs = self._inputs()
         names, decoder = self.decoder.names, self.decoder
-        residual = self.linears.embedding(names.embedding, inputs.token_ids)
+        look_up = self.linears.tied_embedding if decoder.is_tied else self.linears.embedding
+        residual = look_up(names.embedding, inputs.token_ids)
         normed = self.norm(decoder.module(0, names.attention_norm), residual)
         for layer in range(decoder.layers):
             attended = self.attention(layer, normed, inputs)

@@ -48,8 +48,11 @@ class Linears(Protocol):
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of a table that ``token_ids`` name."""
 
+    def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of a table that ``tied_head`` will use again."""
+
     def tied_head(self, module: str, operand: Operand) -> ir.Value:
-        """Return the logits by the table that ``embedding`` has already stored."""
+        """Return the logits by the table that ``tied_embedding`` has stored."""
 
 
 class Float32Linears:
@@ -78,6 +81,10 @@ class Float32Linears:
         table = self._graph.streamed(f"{module}.weight", np.float32, shape, parts)
         self._tables[module] = table
         return self._graph.op("Gather", table, token_ids, axis=0)
+
+    def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of the table."""
+        return self.embedding(module, token_ids)
 
     def tied_head(self, module: str, operand: Operand) -> ir.Value:
         """Return ``x @ table.T``."""
@@ -125,13 +132,13 @@ class Int8Linears:
         return _add_bias(self._graph, self._tensors, name, product, modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
-        """Return the rows of the table, each times its scale."""
-        graph = self._graph
-        table, scales = self._table(module)
-        rows = graph.op("Cast", graph.op("Gather", table, token_ids, axis=0), to=ir.DataType.FLOAT)
-        row_scales = graph.op("Gather", scales, token_ids, axis=0)
-        row_scales = graph.op("Unsqueeze", row_scales, graph.constant([-1], np.int64))
-        return graph.op("Mul", rows, row_scales)
+        """Return the rows of a table in 8 bits, each times its scale."""
+        return self._lookup(self._table(module, _LOOKUP_LIMIT), token_ids)
+
+    def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of a table in the 7 bits that the head's product needs."""
+        self._tables[module] = self._table(module, WEIGHT_LIMIT)
+        return self._lookup(self._tables[module], token_ids)
 
     def tied_head(self, module: str, operand: Operand) -> ir.Value:
         """Return the logits by the embedding's own table.
@@ -142,19 +149,26 @@ class Int8Linears:
         table, scales = self._tables[module]
         return self._product(operand, self._graph.op("Transpose", table, perm=[1, 0]), scales)
 
-    def _table(self, module: str) -> tuple[ir.Value, ir.Value]:
+    def _lookup(self, stored: tuple[ir.Value, ir.Value], token_ids: ir.Value) -> ir.Value:
+        graph = self._graph
+        table, scales = stored
+        rows = graph.op("Cast", graph.op("Gather", table, token_ids, axis=0), to=ir.DataType.FLOAT)
+        row_scales = graph.op("Gather", scales, token_ids, axis=0)
+        row_scales = graph.op("Unsqueeze", row_scales, graph.constant([-1], np.int64))
+        return graph.op("Mul", rows, row_scales)
+
+    def _table(self, module: str, limit: int) -> tuple[ir.Value, ir.Value]:
         shape = self._tensors.shapes[f"{module}.weight"]
         scales: list[Float32] = []
 
         def parts() -> Iterator[Int8]:
             for part in _row_slices(self._tensors, module):
-                quantised, part_scales = quantize_rows(part, WEIGHT_LIMIT)
+                quantised, part_scales = quantize_rows(part, limit)
                 scales.append(part_scales)
                 yield quantised
 
         table = self._graph.streamed(f"{module}.weight", np.int8, shape, parts())
         scale = self._graph.tensor(f"{module}.scale", np.concatenate(scales))
-        self._tables[module] = (table, scale)
         return table, scale
 
     def _product(self, operand: Operand, weight: ir.Value, scales: ir.Value) -> ir.Value:
