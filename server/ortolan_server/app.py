@@ -14,11 +14,13 @@ from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.bundle import Bundle, Manifest
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
+from ortolan_server import openapi
 from ortolan_server.auth import Authentication
 from ortolan_server.bridge import EngineBridge, SequenceEngine
+from ortolan_server.chat_template import ChatTemplate
 from ortolan_server.completions import CompletionEndpoint, Service
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import served_dialects
@@ -30,6 +32,7 @@ from ortolan_server.routes import (
     ModelRoutes,
     Route,
     TokenizerRoutes,
+    fixed,
     version,
 )
 from ortolan_server.settings import ServerSettings
@@ -38,7 +41,7 @@ from ortolan_server.settings import ServerSettings
 class ServedEngine(SequenceEngine, Protocol):
     """What of the engine the server needs."""
 
-    manifest: Manifest
+    bundle: Bundle
     tokenizer: Tokenizer
     context_length: int
 
@@ -74,47 +77,58 @@ class Application:
             self.lifecycle.in_flight -= 1
 
 
-def create_app(
-    engine: ServedEngine, settings: ServerSettings, *, chat_template: str | None = None
-) -> Application:
-    """Return the application; call on the event loop that will run it."""
+def create_app(engine: ServedEngine, settings: ServerSettings) -> Application:
+    """Return the application; call on the event loop that will run it. Raises InvalidParameter."""
     lifecycle = Lifecycle()
     bridge = EngineBridge(engine, asyncio.get_running_loop())
     service = _service(engine, settings, bridge, lifecycle)
     dialects = served_dialects(settings.v1_dialect)
-    tokenizer = TokenizerRoutes(service, engine.manifest, chat_template)
-    health = HealthRoutes(lambda: engine.is_alive, lambda: lifecycle.is_draining)
-    router = Router(
-        [
-            *_dialect_routes(dialects, service),
-            *_small_routes(tokenizer, health),
-        ],
-        redirect_slashes=False,
-    )
+    routes = [
+        *_dialect_routes(dialects, service),
+        *_document_routes(dialects, service, settings),
+        *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
+        *_health_routes(HealthRoutes(lambda: engine.is_alive, lambda: lifecycle.is_draining)),
+        *_both("/version", Route(version), "GET"),
+    ]
+    router = Router(routes, redirect_slashes=False)
     return Application(_layers(router, dialects, settings), bridge, lifecycle)
 
 
 def _service(
     engine: ServedEngine, settings: ServerSettings, bridge: EngineBridge, lifecycle: Lifecycle
 ) -> Service:
-    manifest, tokenizer = engine.manifest, engine.tokenizer
     return Service(
         bridge=bridge,
-        facts=Facts(
-            # Rows of the logits beyond the tokenizer's count are padding, and no tokens.
-            vocab_size=min(manifest.vocab_size, tokenizer.vocab_size),
-            context_length=engine.context_length,
-            tokenizer=tokenizer,
-        ),
+        facts=_facts(engine, settings),
         limits=Limits(
             choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
         ),
-        model=settings.model_name or manifest.name,
-        fingerprint=_fingerprint(manifest),
+        fingerprint=_fingerprint(engine.bundle.manifest),
         max_body_bytes=settings.max_body_bytes,
         heartbeat_s=settings.heartbeat_s,
         is_strict=settings.strict,
         is_draining=lambda: lifecycle.is_draining,
+    )
+
+
+def _facts(engine: ServedEngine, settings: ServerSettings) -> Facts:
+    manifest, tokenizer = engine.bundle.manifest, engine.tokenizer
+    eos = manifest.eos_token_ids
+    source = engine.bundle.chat_template
+    template = source and ChatTemplate(
+        source,
+        bos_token=""
+        if manifest.bos_token_id is None
+        else tokenizer.token_text(manifest.bos_token_id),
+        eos_token=tokenizer.token_text(eos[0]) if eos else "",
+    )
+    return Facts(
+        model=settings.model_name or manifest.name,
+        # Rows of the logits beyond the tokenizer's count are padding, and no tokens.
+        vocab_size=min(manifest.vocab_size, tokenizer.vocab_size),
+        context_length=engine.context_length,
+        tokenizer=tokenizer,
+        chat_template=template or None,
     )
 
 
@@ -129,14 +143,43 @@ def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseR
     return routes
 
 
-def _small_routes(tokenizer: TokenizerRoutes, health: HealthRoutes) -> list[BaseRoute]:
+def _document_routes(
+    dialects: tuple[Dialect, ...], service: Service, settings: ServerSettings
+) -> list[BaseRoute]:
+    """Return ``/openapi.json`` for everything and ``/openapi/{dialect}.json`` for each dialect."""
+    has_key = settings.api_key is not None
+    documents = {
+        f"/openapi/{dialect.name}.json": openapi.document(
+            [dialect],
+            service.facts,
+            title=f"Ortolan, {dialect.title} dialect",
+            is_strict=settings.strict,
+            has_key=has_key,
+        )
+        for dialect in dialects
+    }
+    documents["/openapi.json"] = openapi.document(
+        dialects, service.facts, title="Ortolan", is_strict=settings.strict, has_key=has_key
+    )
     return [
-        *_both("/health", Route(health.health), "GET"),
-        *_both("/ready", Route(health.ready), "GET"),
-        *_both("/version", Route(version), "GET"),
+        route
+        for path, document in documents.items()
+        for route in _both(path, Route(fixed(document)), "GET")
+    ]
+
+
+def _tokenizer_routes(tokenizer: TokenizerRoutes) -> list[BaseRoute]:
+    return [
         *_both("/tokenize", Route(tokenizer.tokenize), "POST"),
         *_both("/detokenize", Route(tokenizer.detokenize), "POST"),
         *_both("/tokenizer_info", Route(tokenizer.info), "GET"),
+    ]
+
+
+def _health_routes(health: HealthRoutes) -> list[BaseRoute]:
+    return [
+        *_both("/health", Route(health.health), "GET"),
+        *_both("/ready", Route(health.ready), "GET"),
     ]
 
 

@@ -55,7 +55,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     bridge: EngineBridge
     facts: Facts
     limits: Limits
-    model: str
     fingerprint: str
     max_body_bytes: int
     heartbeat_s: float
@@ -92,8 +91,8 @@ class CompletionEndpoint:
         if self._service.is_draining():
             raise unavailable("the server is shutting down")
         values = read_values(body, self._table, self._service.facts)
-        request = self._dialect.make_request(values, self._dialect)
-        check_model(request, self._service.model)
+        request = self._dialect.make_request(values, self._dialect, self._service.facts)
+        check_model(request, self._service.facts.model)
         check_choices(request, self._service.limits)
         self._log_ignored(values.ignored)
         return request, values.ignored
@@ -125,7 +124,7 @@ class CompletionEndpoint:
         return Frame(
             id=f"{self._dialect.id_prefix}{service.random_bits(96):024x}",
             created_s=service.clock(),
-            model=service.model,
+            model=service.facts.model,
             fingerprint=service.fingerprint,
             seed=seed,
             request=request,

@@ -8,25 +8,27 @@ a bool is no number.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from ortolan_runtime.params import SEED_MAX, SEED_MIN
 from ortolan_runtime.text import Tokenizer
+from ortolan_server.chat_template import ChatTemplate
 
 Schema = dict[str, Any]
 
 _MAX_TEXT_CHARACTERS = 4096
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What of the served model values are checked against."""
 
+    model: str
     vocab_size: int
     context_length: int
     tokenizer: Tokenizer
+    chat_template: ChatTemplate | None = None
 
 
 class Refused(Exception):
@@ -137,6 +139,18 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
         return {"type": "string", "minLength": self.minimum, "maxLength": self.maximum}
 
 
+class ModelName(msgspec.Struct, frozen=True):
+    """A model's name; whether it is served is checked later, since that is another error."""
+
+    def read(self, value: object, facts: Facts) -> str:
+        """Return the name. Raises Refused."""
+        return Text(minimum=1, maximum=256).read(value, facts)
+
+    def schema(self, facts: Facts) -> Schema:
+        """Return the JSON Schema."""
+        return {"type": "string", "enum": [facts.model]}
+
+
 class Texts(msgspec.Struct, frozen=True, kw_only=True):
     """A string or a list of at most ``maximum`` strings, none of them empty; [] is none."""
 
@@ -164,125 +178,6 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
     def _requirement(self) -> str:
         one = "a string or " if self.allows_single else ""
         return f"must be {one}a list of at most {self.maximum} strings"
-
-
-class TokenIds(msgspec.Struct, frozen=True, kw_only=True):
-    """A list of token ids of the vocabulary; with ``minimum`` 1 it may not be empty."""
-
-    minimum: int = 0
-
-    def read(self, value: object, facts: Facts) -> tuple[int, ...]:
-        """Return the ids. Raises Refused."""
-        if not isinstance(value, list) or len(value) < self.minimum:
-            raise Refused(f"must be a list of at least {self.minimum} token ids")
-        return read_token_ids(value, facts)
-
-    def schema(self, facts: Facts) -> Schema:
-        """Return the JSON Schema."""
-        return {"type": "array", "items": token_id_schema(facts), "minItems": self.minimum}
-
-
-class LogitBias(msgspec.Struct, frozen=True, kw_only=True):
-    """A map of token id, written as a decimal string, to a bias of at most ``bound`` either way.
-
-    With ``allows_text`` a key may also be text that is exactly one token.
-    """
-
-    bound: float | None = 100.0
-    allows_text: bool = False
-
-    def read(self, value: object, facts: Facts) -> dict[int, float]:
-        """Return the biases by token id. Raises Refused."""
-        if not isinstance(value, dict):
-            raise Refused("must be a map of token id to bias")
-        return {self._key(key, facts): self._bias(bias) for key, bias in value.items()}
-
-    def schema(self, facts: Facts) -> Schema:
-        """Return the JSON Schema."""
-        bias: Schema = {"type": "number"}
-        if self.bound is not None:
-            bias |= {"minimum": -self.bound, "maximum": self.bound}
-        schema: Schema = {"type": "object", "additionalProperties": bias}
-        if not self.allows_text:
-            schema["propertyNames"] = {"pattern": _ids_below(facts.vocab_size)}
-        return schema
-
-    def _key(self, key: str, facts: Facts) -> int:
-        if len(key) <= 19 and key.isascii() and key.isdigit() and key == str(int(key)):
-            if int(key) < facts.vocab_size:
-                return int(key)
-        if self.allows_text:
-            ids = facts.tokenizer.encode(key[:_MAX_TEXT_CHARACTERS], add_special_tokens=False)
-            if len(ids) == 1:
-                return ids[0]
-        also = ", or text that is one token" if self.allows_text else ""
-        raise Refused(f"must have token ids within 0..{facts.vocab_size - 1}{also} as keys", key)
-
-    def _bias(self, bias: object) -> float:
-        number = finite_number(bias)
-        bound = math.inf if self.bound is None else self.bound
-        if number is None or abs(number) > bound:
-            words = "finite numbers" if self.bound is None else f"numbers within ±{bound:g}"
-            raise Refused(f"must have {words} as values", bias)
-        return number
-
-
-class Prompts(msgspec.Struct, frozen=True):
-    """The four forms of a prompt: a string, strings, token ids, lists of token ids."""
-
-    def read(self, value: object, facts: Facts) -> tuple[str | tuple[int, ...], ...]:
-        """Return one entry a prompt, each a string or a tuple of ids. Raises Refused."""
-        if isinstance(value, str):
-            return (value,)
-        if not isinstance(value, list) or not value:
-            raise Refused(_PROMPT_FORMS, _described(value))
-        if all(isinstance(item, str) for item in value):
-            return tuple(value)
-        if all(isinstance(item, list) for item in value):
-            return tuple(self._ids(item, facts) for item in value)
-        if any(isinstance(item, str | list | dict) or item is None for item in value):
-            raise Refused(_PROMPT_FORMS, "a list of mixed items")
-        return (self._ids(value, facts),)
-
-    def schema(self, facts: Facts) -> Schema:
-        """Return the JSON Schema."""
-        text: Schema = {"type": "string"}
-        ids: Schema = {"type": "array", "items": token_id_schema(facts), "minItems": 1}
-        texts: Schema = {"type": "array", "items": text, "minItems": 1}
-        lists: Schema = {"type": "array", "items": ids, "minItems": 1}
-        return {"anyOf": [text, texts, ids, lists]}
-
-    def _ids(self, ids: list[object], facts: Facts) -> tuple[int, ...]:
-        if not ids:
-            raise Refused("must hold no empty list of token ids", "[]")
-        return read_token_ids(ids, facts)
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    """``{"include_usage": bool, "continuous_usage_stats": bool}``, read as the pair."""
-
-    def read(self, value: object, facts: Facts) -> tuple[bool, bool]:
-        """Return (include usage, usage on every chunk). Raises Refused."""
-        if not isinstance(value, dict):
-            raise Refused('must be a map such as {"include_usage": true}')
-        return (
-            self._flag(value, "include_usage"),
-            self._flag(value, "continuous_usage_stats"),
-        )
-
-    def schema(self, facts: Facts) -> Schema:
-        """Return the JSON Schema."""
-        flag: Schema = {"type": ["boolean", "null"]}
-        return {
-            "type": "object",
-            "properties": {"include_usage": flag, "continuous_usage_stats": flag},
-        }
-
-    def _flag(self, options: Mapping[str, object], name: str) -> bool:
-        value = options.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise Refused(f"must have true or false as `{name}`", value)
-        return value is True
 
 
 class Unsupported(msgspec.Struct, frozen=True):
@@ -317,51 +212,7 @@ def finite_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def read_token_ids(items: list[object], facts: Facts) -> tuple[int, ...]:
-    """Return ``items`` as ids of the vocabulary. Raises Refused."""
-    requirement = f"must have token ids within 0..{facts.vocab_size - 1}"
-    if all(type(item) is int for item in items):  # the common case, without a loop in Python
-        ids: tuple[int, ...] = tuple(items)  # type: ignore[arg-type]
-    else:
-        wholes = [whole_number(item) for item in items]
-        if None in wholes:
-            raise Refused(requirement, items[wholes.index(None)])
-        ids = tuple(whole for whole in wholes if whole is not None)
-    for extreme in (min(ids, default=0), max(ids, default=0)):
-        if not 0 <= extreme < facts.vocab_size:
-            raise Refused(requirement, extreme)
-    return ids
-
-
-def token_id_schema(facts: Facts) -> Schema:
-    """Return the JSON Schema of one token id."""
-    return {"type": "integer", "minimum": 0, "maximum": facts.vocab_size - 1}
-
-
-_PROMPT_FORMS = (
-    "must be a string, a list of strings, a list of token ids or a list of lists of token ids, "
-    "none of the lists empty"
-)
-
-
-def _described(value: object) -> str:
-    names = {dict: "an object", list: "an empty list", bool: "a boolean"}
-    return names.get(type(value), "a number")
-
-
 def _range(minimum: int, maximum: int) -> str:
     if maximum == SEED_MAX and minimum == SEED_MIN:
         return "of 64 bits with a sign"
     return f">= {minimum}" if maximum == SEED_MAX else f"within {minimum}..{maximum}"
-
-
-def _ids_below(limit: int) -> str:
-    """Return a regular expression for decimal numbers within 0..limit - 1, without leading 0s."""
-    last = str(limit - 1)
-    parts = [f"[1-9][0-9]{{0,{len(last) - 2}}}"] if len(last) > 1 else []
-    for place, digit in enumerate(last):
-        low = 1 if place == 0 and len(last) > 1 else 0
-        if int(digit) > low:
-            rest = len(last) - place - 1
-            parts.append(f"{last[:place]}[{low}-{int(digit) - 1}][0-9]{{{rest}}}")
-    return f"^(0|{'|'.join([*parts, last])})$"

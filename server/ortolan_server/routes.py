@@ -9,14 +9,15 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.bundle import Bundle
 from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.version import __version__
 from ortolan_server.completions import Service, read_json
-from ortolan_server.dialects.base import MODEL
+from ortolan_server.dialects.common import MODEL
 from ortolan_server.errors import ApiError, from_runtime, model_not_found
 from ortolan_server.fields import Field, FieldTable, read_values
-from ortolan_server.kinds import Flag, Text, TokenIds
+from ortolan_server.inputs import TokenIds
+from ortolan_server.kinds import Flag, Text
 from ortolan_server.responses import send_json
 
 Document = dict[str, Any]
@@ -51,7 +52,7 @@ class ModelRoutes:
 
     def __init__(self, service: Service, created_s: float) -> None:
         self._card: Document = {
-            "id": service.model,
+            "id": service.facts.model,
             "object": "model",
             "created": int(created_s),
             "owned_by": "ortolan",
@@ -73,11 +74,11 @@ class ModelRoutes:
 class TokenizerRoutes:
     """The tokenizer over HTTP, by vLLM's names: evaluation tools count tokens with it."""
 
-    def __init__(self, service: Service, manifest: Manifest, chat_template: str | None) -> None:
+    def __init__(self, service: Service, bundle: Bundle) -> None:
         self._service = service
         self._tokenizer = service.facts.tokenizer
-        self._manifest = manifest
-        self._chat_template = chat_template
+        self._manifest = bundle.manifest
+        self._chat_template = bundle.chat_template
         self._tokenize = FieldTable(
             dialect="tokenize", fields=TOKENIZE_FIELDS, is_strict=service.is_strict
         )
@@ -127,8 +128,8 @@ class TokenizerRoutes:
     async def _values(self, scope: Scope, receive: Receive, table: FieldTable) -> Document:
         body = await read_json(scope, receive, self._service.max_body_bytes)
         values = read_values(body, table, self._service.facts).by_name
-        if values["model"] not in (None, self._service.model):
-            raise model_not_found(values["model"], self._service.model)
+        if values["model"] not in (None, self._service.facts.model):
+            raise model_not_found(values["model"], self._service.facts.model)
         return values
 
     def _text_of(self, id: int | None) -> str | None:
@@ -156,6 +157,15 @@ class HealthRoutes:
                 503, "the server is shutting down", type="server_error", code="unavailable"
             )
         return {"status": "ready"}
+
+
+def fixed(document: Document) -> Answer:
+    """Return an answer that is always ``document``."""
+
+    async def answer(scope: Scope, receive: Receive) -> Document:
+        return document
+
+    return answer
 
 
 async def version(scope: Scope, receive: Receive) -> Document:

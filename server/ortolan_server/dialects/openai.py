@@ -6,12 +6,8 @@ from typing import Any
 
 from ortolan_runtime.events import FinishReason
 from ortolan_server.dialects import shapes
-from ortolan_server.dialects.base import (
-    COMPLETION_FIELDS,
-    Dialect,
-    Document,
-    completion_request,
-)
+from ortolan_server.dialects.base import Dialect, Document, completion_request
+from ortolan_server.dialects.common import COMPLETION_FIELDS
 from ortolan_server.kinds import Schema
 from ortolan_server.logprobs import completions_logprobs, prompt_logprobs
 from ortolan_server.reply import Frame, Piece, Usage
@@ -20,16 +16,21 @@ FINISH_REASONS: dict[FinishReason, str] = {"stop": "stop", "eos": "stop", "lengt
 
 
 class OpenAIRenderer:
-    """Writes `text_completion` objects; the tokensmind and second dialects vary small parts."""
+    """Writes `text_completion` objects; dialects that vary small parts of them derive from it."""
+
+    object_name = "text_completion"
+    chunk_name = "text_completion"
 
     def reply(self, frame: Frame, choices: list[Piece], usage: Usage) -> Document:
         """Return the object of a reply that does not stream."""
         rendered = [self.choice(frame, piece) for piece in choices]
-        return self.head(frame) | {"choices": rendered, "usage": self.usage(usage)}
+        head = self.head(frame, self.object_name)
+        return head | {"choices": rendered, "usage": self.usage(usage)}
 
     def chunk(self, frame: Frame, piece: Piece, usage: Usage, *, is_last: bool) -> Document:
         """Return one chunk: the object's shape with the new text only."""
-        document = self.head(frame) | {"choices": [self.choice(frame, piece)]}
+        head = self.head(frame, self.chunk_name)
+        document = head | {"choices": [self.part(frame, piece)]}
         if frame.request.continuous_usage:
             document["usage"] = self.usage(usage)
         elif frame.request.include_usage:
@@ -38,13 +39,14 @@ class OpenAIRenderer:
 
     def usage_chunk(self, frame: Frame, usage: Usage) -> Document:
         """Return the chunk that has the usage and no choice."""
-        return self.head(frame) | {"choices": [], "usage": self.usage(usage)}
+        head = self.head(frame, self.chunk_name)
+        return head | {"choices": [], "usage": self.usage(usage)}
 
-    def head(self, frame: Frame) -> Document:
+    def head(self, frame: Frame, name: str) -> Document:
         """Return what every object and chunk begins with."""
         return {
             "id": frame.id,
-            "object": "text_completion",
+            "object": name,
             "created": self.created(frame),
             "model": frame.model,
             "system_fingerprint": frame.fingerprint,
@@ -55,7 +57,11 @@ class OpenAIRenderer:
         return int(frame.created_s)
 
     def choice(self, frame: Frame, piece: Piece) -> Document:
-        """Return one choice, or the part of it that a chunk carries."""
+        """Return one whole choice."""
+        return self.part(frame, piece)
+
+    def part(self, frame: Frame, piece: Piece) -> Document:
+        """Return the part of a choice that a chunk carries; it has the whole choice's shape."""
         request = frame.request
         shows_prompt = request.echo and piece.is_first
         text = piece.prompt.text + piece.text if shows_prompt else piece.text
@@ -67,7 +73,11 @@ class OpenAIRenderer:
             ),
             "finish_reason": None if piece.finish is None else FINISH_REASONS[piece.finish],
         }
-        return choice | extensions(frame, piece)
+        return choice | self.extensions(frame, piece)
+
+    def extensions(self, frame: Frame, piece: Piece) -> Document:
+        """Return what the extensions add to a choice."""
+        return extensions(frame, piece)
 
     def usage(self, usage: Usage) -> Document:
         """Return the usage with what the prefix cache saved."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ortolan_server.dialects.base import Dialect
+from ortolan_server.dialects.chat import CHAT
 from ortolan_server.dialects.openai import OPENAI
 from ortolan_server.dialects.second import SECOND
 from ortolan_server.dialects.together import TOGETHER
@@ -15,6 +16,7 @@ DIALECTS = (
     TOKENSMIND,
     SECOND,
     TOGETHER,
+    CHAT,
 )
 
 

@@ -7,19 +7,19 @@ from types import MappingProxyType
 import msgspec
 
 from ortolan_runtime.params import MAX_LOGPROBS
-from ortolan_server.dialects.base import (
+from ortolan_server.dialects.base import Dialect, completion_request
+from ortolan_server.dialects.common import (
     COMPLETION_FIELDS,
     LOGIT_BIAS,
     LOGPROBS,
     SEED,
     STOP,
     TEMPERATURE,
-    Dialect,
-    completion_request,
 )
 from ortolan_server.dialects.openai import OpenAIRenderer
 from ortolan_server.fields import replaced
-from ortolan_server.kinds import Integer, LogitBias, Texts
+from ortolan_server.inputs import LogitBias
+from ortolan_server.kinds import Integer, Texts
 from ortolan_server.reply import Frame
 
 DEFAULT_SEED = 689760

@@ -58,6 +58,33 @@ def together_schema() -> Schema:
     )
 
 
+def chat_schema() -> Schema:
+    """Return the schema of a `chat.completion` object."""
+    token = {"token": _TEXT, "logprob": {"type": "number", "maximum": 0}}
+    raw = {"bytes": {"type": ["array", "null"], "items": _COUNT}}
+    entry = _object({**token, **raw, "top_logprobs": _array(_object({**token, **raw}))})
+    message = _object({"role": {"const": "assistant"}, "content": _TEXT})
+    choice = _object(
+        {
+            "index": _COUNT,
+            "message": message,
+            "logprobs": _or_null(_object({"content": _array(entry)})),
+            "finish_reason": {"enum": ["stop", "length", "content_filter"]},
+        }
+    )
+    return _object(
+        {
+            "id": _TEXT,
+            "object": {"const": "chat.completion"},
+            "created": _COUNT,
+            "model": _TEXT,
+            "system_fingerprint": _TEXT,
+            "choices": _array(choice),
+            "usage": usage_schema(),
+        }
+    )
+
+
 def usage_schema() -> Schema:
     """Return the schema of a usage with the prefix cache's share."""
     details = _object({"cached_tokens": _COUNT})

@@ -7,20 +7,19 @@ import msgspec
 from ortolan_runtime.events import FinishReason
 from ortolan_runtime.params import MAX_LOGPROBS
 from ortolan_server.dialects import shapes
-from ortolan_server.dialects.base import (
+from ortolan_server.dialects.base import Dialect, Document, completion_request
+from ortolan_server.dialects.common import (
     COMPLETION_FIELDS,
     LOGIT_BIAS,
     LOGPROBS,
     MAX_TOKENS,
     MODEL,
     STOP,
-    Dialect,
-    Document,
-    completion_request,
 )
 from ortolan_server.dialects.openai import counts, extensions
 from ortolan_server.fields import replaced
-from ortolan_server.kinds import Integer, LogitBias, Schema, Texts
+from ortolan_server.inputs import LogitBias
+from ortolan_server.kinds import Integer, Schema, Texts
 from ortolan_server.logprobs import completions_logprobs, shown_logprob
 from ortolan_server.reply import Frame, Piece, Usage
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ortolan_server.dialects import shapes
-from ortolan_server.dialects.base import (
-    COMPLETION_FIELDS,
-    EXTENSIONS,
-    LOGPROBS,
-    STOP,
-    Dialect,
-    Document,
-    completion_request,
-)
+from ortolan_server.dialects.base import Dialect, Document, completion_request
+from ortolan_server.dialects.common import COMPLETION_FIELDS, EXTENSIONS, LOGPROBS, STOP
 from ortolan_server.dialects.openai import OpenAIRenderer
 from ortolan_server.fields import replaced
 from ortolan_server.kinds import Integer, Schema
