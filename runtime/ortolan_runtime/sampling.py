@@ -10,6 +10,7 @@ when these turn out not to hold the probability mass that decides the draw.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -157,16 +158,28 @@ def _sample_whole_row(
     total = head_mass + float(tail.sum(dtype=np.float64))
     if _kept(head, total, params) <= len(head):
         return int(ids[_pick(head, total, params, draw)])
-    floor = params.min_p
+    tail[tail < params.min_p] = 0.0
     if params.top_p < 1.0:
-        floor = max(floor, _weight_floor(tail, params.top_p * total - head_mass))
-    tail[tail < floor] = 0.0
+        _cut_to_mass(tail, params.top_p * total - head_mass)
     cumulative = np.cumsum(tail, dtype=np.float64)
     target = draw * (head_mass + float(cumulative[-1]))
     if target < head_mass:
         return int(ids[np.searchsorted(np.cumsum(head), target, side="right")])
     index = int(np.searchsorted(cumulative, target - head_mass, side="right"))
     return min(index, int(np.flatnonzero(tail)[-1]))
+
+
+def _cut_to_mass(weights: npt.NDArray[np.float32], mass: float) -> None:
+    """Set to zero, in place, all but the fewest largest weights that hold ``mass``.
+
+    ``weights`` are float32 ``[vocab]`` and not negative; of equal ones the lower ids stay.
+    """
+    floor = _weight_floor(weights, mass)
+    weights[weights < floor] = 0.0
+    equal = np.flatnonzero(weights == floor)
+    above = float(weights.sum(dtype=np.float64)) - len(equal) * floor
+    if floor > 0.0:
+        weights[equal[max(math.ceil((mass - above) / floor), 1) :]] = 0.0
 
 
 def _weight_floor(weights: npt.NDArray[np.float32], mass: float) -> float:
@@ -193,20 +206,39 @@ def _pick_if_clear(
 ) -> int | None:
     """Return the index drawn when it is the same for the least and the most mass in the tail."""
     head = float(weights.sum())
-    low, high = (_pick(weights, head + mass, params, draw) for mass in tail)
-    return low if low == high and high < len(weights) else None
+    least, _ = _kept_mass(weights, head + tail[0], params)
+    _, most = _kept_mass(weights, head + tail[1], params)
+    low, high = np.searchsorted(np.cumsum(weights), (draw * least, draw * most), side="right")
+    return int(low) if low == high < len(weights) else None
+
+
+def _kept_mass(weights: Floats, total: float, params: SamplingParams) -> tuple[float, float]:
+    """Return the least and the most mass that truncation may leave of a row of mass ``total``.
+
+    ``weights`` are the row's head. Where truncation cuts beyond it, top_p leaves its share and at
+    most one token more, and min_p anything.
+    """
+    kept = _kept(weights, total, params)
+    if kept <= len(weights):
+        mass = float(np.cumsum(weights[:kept])[-1])
+        return mass, mass
+    least = most = total
+    if params.top_p < 1.0:
+        least = params.top_p * total
+        most = min(total, least + float(weights[-1]))
+    if params.min_p > 0.0:
+        least = float(weights.sum())
+    return least, most
 
 
 def _pick(weights: Floats, total: float, params: SamplingParams, draw: float) -> int:
     """Return the index drawn from ``weights``, which are in descending order.
 
-    ``total`` is the mass of the whole row, of which ``weights`` may be the head. The index is
-    ``len(weights)`` when the draw falls beyond the head.
+    ``total`` is the mass of the whole row, whose truncation leaves none but ``weights``.
     """
     kept = _kept(weights, total, params)
-    cumulative = np.cumsum(weights[: min(kept, len(weights))])
-    mass = float(cumulative[-1]) if kept <= len(weights) else total
-    index = int(np.searchsorted(cumulative, draw * mass, side="right"))
+    cumulative = np.cumsum(weights[:kept])
+    index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
     return min(index, kept - 1)
 
 
