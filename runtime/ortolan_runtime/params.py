@@ -9,6 +9,8 @@ import msgspec
 from ortolan_runtime.errors import InvalidParameter
 
 MAX_LOGPROBS = 20
+# A smaller one tells float32 logits apart that are equal but for rounding.
+LEAST_TEMPERATURE = 1e-6
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -16,8 +18,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to draw the next token. Neutral values switch a step off.
 
     The order is: bias and bans, penalties, temperature, top_k, top_p, min_p, draw. ``temperature``
-    0 takes the likeliest token. The draw depends on (seed, choice, position) alone. Raises
-    InvalidParameter.
+    0, or below ``LEAST_TEMPERATURE``, takes the likeliest token. The draw depends on (seed, choice,
+    position) alone. Raises InvalidParameter.
     """
 
     temperature: float = 1.0
@@ -52,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_greedy(self) -> bool:
         """Return whether the likeliest token is taken."""
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

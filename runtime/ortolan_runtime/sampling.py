@@ -31,6 +31,9 @@ CANDIDATES = 256
 _BLOCK = 64
 # float32 sums of the graph against float64 sums here: relative slack for "the decision is clear".
 _MASS_SLACK = 1e-5
+# Bounds within which edited logits, divided by the least temperature, are finite float32 numbers.
+_MOST_BIAS = 1e20
+_LEAST_REPETITION = 1e-6
 
 
 @dataclass(slots=True)
@@ -319,16 +322,23 @@ def _edited(raw: Logits, row: RowState) -> Logits:
     logits = raw.copy()
     if params.logit_bias:
         ids = np.fromiter(params.logit_bias.keys(), np.int64)
-        logits[ids] += np.fromiter(params.logit_bias.values(), np.float32)
+        bias = np.fromiter(params.logit_bias.values(), np.float64)
+        logits[ids] += np.clip(bias, -_MOST_BIAS, _MOST_BIAS).astype(np.float32)
     if params.allowed_token_ids:
-        allowed = np.array(params.allowed_token_ids, np.int64)
-        kept = logits[allowed]
-        logits.fill(-np.inf)
-        logits[allowed] = kept
+        _allow_only(logits, np.array(params.allowed_token_ids, np.int64))
     banned = [*row.banned, *_bad_word_ends(params.bad_words, row.tail)]
     _ban(logits, banned)
     _penalise(logits, params, row.counts)
     return logits
+
+
+def _allow_only(logits: Logits, allowed: Ids) -> None:
+    """Rule out all other tokens; if the model rules these out too, they are equally likely."""
+    kept = logits[allowed]
+    if not np.isfinite(kept.max()):
+        kept[:] = 0.0
+    logits.fill(-np.inf)
+    logits[allowed] = kept
 
 
 def _ban(logits: Logits, banned: Sequence[int]) -> None:
@@ -361,7 +371,7 @@ def _penalise(logits: Logits, params: SamplingParams, counts: TokenCounts) -> No
     if params.repetition_penalty != 1.0:
         seen = np.fromiter(counts.prompt | counts.output.keys(), np.int64)
         values = logits[seen]
-        factor = np.float32(params.repetition_penalty)
+        factor = np.float32(max(params.repetition_penalty, _LEAST_REPETITION))
         logits[seen] = np.where(values > 0, values / factor, values * factor)
     if counts.output and (params.frequency_penalty or params.presence_penalty):
         ids = np.fromiter(counts.output.keys(), np.int64)
