@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from ortolan_export.native import PRECISIONS, export
-from ortolan_export.source import Report
+from ortolan_export.progress import progress_bar
 from ortolan_runtime.bundle import Manifest
 from ortolan_runtime.errors import OrtolanError
 
@@ -25,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Export as ``argv`` says; return 0, or 1 after one line on stderr about what failed."""
     arguments = _parser().parse_args(argv)
     try:
-        with _progress() as report:
+        with progress_bar() as report:
             manifest = export(
                 arguments.source,
                 arguments.out,
@@ -74,27 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens that a prompt and its completion may take together (default: the model's)",
     )
     return parser
-
-
-@contextmanager
-def _progress() -> Iterator[Report | None]:
-    """Give a progress bar where somebody may be watching, else nothing."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit="", unit_scale=True, leave=False) as bar:
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.set_description(stage, refresh=False)
-            bar.total = total
-            bar.n = done
-            bar.update(0)
-            if done >= total:
-                bar.refresh()
-
-        yield report
 
 
 def _summary(out: Path, manifest: Manifest) -> str:
