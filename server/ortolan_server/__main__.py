@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from ortolan_server.cli import main
+from ortolan_server.cli import main as run
+
+
+def main() -> int:
+    """Run the command line of this process."""
+    return run(sys.argv[1:])
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""The command ``ortolan``: what each subcommand takes, and how failures are told.
+
+Exit codes: 0 done; 1 refused or failed, after one line on stderr; 2 wrong usage; 70 the engine
+died; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ortolan_runtime.bundle import cache_directory
+from ortolan_runtime.engine import Engine, EngineOptions
+from ortolan_runtime.errors import OrtolanError
+from ortolan_runtime.version import __version__
+from ortolan_server.default_model import default_bundle
+from ortolan_server.settings import ServerSettings
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+_WELCOME = """\
+ortolan serves text completions from your own machine.
+
+  ortolan serve                      serve the default model on http://127.0.0.1:8000
+  ortolan complete "Once upon a"     complete a text here
+  ortolan export SOURCE OUT          make a bundle from a Hugging Face directory or a GGUF file
+  ortolan serve OUT                  serve that bundle
+
+`ortolan COMMAND --help` shows every option.
+"""
+_SERVE_EXAMPLES = """\
+examples:
+  ortolan serve
+  ortolan serve ./my-bundle --port 9000 --slots 32
+  ORTOLAN_API_KEY=secret ortolan serve ./my-bundle --host 0.0.0.0
+  ortolan serve --offline --kv-memory 2GiB
+"""
+_COMPLETE_EXAMPLES = """\
+examples:
+  ortolan complete "The capital of France is" --temperature 0
+  ortolan complete "Once upon a time" --bundle ./my-bundle --max-tokens 200 --seed 7
+"""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line ``argv`` and return the exit code."""
+    if not argv:
+        sys.stdout.write(_WELCOME)
+        return 0
+    if argv[0] == "export":
+        return _export(argv[1:])
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code: int = arguments.run(arguments)
+    except OrtolanError as exc:
+        return _fail(str(exc))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as ``512MiB``, ``2G`` or ``1000000``."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 512MiB or 2GB, got {text!r}")
+    number, unit, binary = match.groups()
+    base = 1024 if binary else 1000
+    return int(float(number) * base ** (" KMGT".index(unit.upper()) if unit else 0))
+
+
+def _export(argv: Sequence[str]) -> int:
+    try:
+        from ortolan_export.cli import main as export_main
+    except ModuleNotFoundError as exc:
+        return _fail(f"export needs {exc.name}; install it with `pip install 'ortolan[export]'`")
+    return export_main(argv)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from ortolan_server.serve import listen, run_server
+
+    settings = ServerSettings(
+        **{name: getattr(arguments, name) for name in _SERVER_FLAGS},
+        api_key=os.environ.get("ORTOLAN_API_KEY") or None,
+    )
+    with closing(listen(settings)) as listener:
+        engine = _open_engine(arguments, _engine_options(arguments))
+        try:
+            return run_server(engine, settings, listener)
+        finally:
+            engine.close()
+
+
+def _complete(arguments: argparse.Namespace) -> int:
+    options = EngineOptions(slots=1, threads=arguments.threads)
+    with _open_engine(arguments, options) as engine:
+        fields = {name: getattr(arguments, name) for name in _COMPLETE_FLAGS}
+        seed = int.from_bytes(os.urandom(7)) if arguments.seed is None else arguments.seed
+        for event in engine.generate(
+            arguments.text, **fields, seed=seed, stop=tuple(arguments.stop)
+        ):
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+            if event.ending is not None and event.ending.error is not None:
+                return _fail(event.ending.error)
+    sys.stdout.write("\n")
+    return 0
+
+
+def _open_engine(arguments: argparse.Namespace, options: EngineOptions) -> Engine:
+    path = arguments.bundle
+    if path is None:
+        cache = cache_directory(os.environ)
+        path = default_bundle(cache, offline=arguments.offline, say=_say)
+    return Engine.open(path, options, verify=arguments.verify)
+
+
+def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
+    return EngineOptions(
+        slots=arguments.slots,
+        threads=arguments.threads,
+        prefill_chunk=arguments.prefill_chunk,
+        queue_limit=arguments.queue_limit,
+        kv_memory_bytes=arguments.kv_memory,
+        device=arguments.device,
+        spin=arguments.spin,
+    )
+
+
+# Flags whose names are those of ServerSettings' fields, and of a request's.
+_SERVER_FLAGS = (
+    "host",
+    "port",
+    "model_name",
+    "v1_dialect",
+    "strict",
+    "max_choices_per_request",
+    "grace_s",
+)
+_COMPLETE_FLAGS = ("max_tokens", "temperature", "top_p", "top_k")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ortolan", description="Text completions on ONNX Runtime")
+    parser.add_argument("--version", action="version", version=f"ortolan {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_complete(commands)
+    commands.add_parser("export", help="make a bundle from a model's weights", add_help=False)
+    return parser
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(commands, "serve", "serve a bundle over HTTP", _SERVE_EXAMPLES, _serve)
+    parser.add_argument(
+        "bundle",
+        nargs="?",
+        type=Path,
+        metavar="BUNDLE",
+        help="the bundle's folder (default: SmolLM2-135M-Instruct, fetched once)",
+    )
+    defaults, engine = ServerSettings(), EngineOptions()
+    add = parser.add_argument
+    add("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=defaults.port, help="0 takes a free one (default: %(default)s)")
+    add("--model-name", help="the name clients see (default: the bundle's)")
+    add(
+        "--v1-dialect",
+        choices=("openai", "tokensmind"),
+        default=defaults.v1_dialect,
+        help="the dialect of /v1/completions (default: %(default)s)",
+    )
+    add("--strict", action="store_true", help="refuse unknown fields with 400")
+    add(
+        "--max-choices-per-request",
+        type=int,
+        default=defaults.max_choices_per_request,
+        metavar="N",
+        help="bound on prompts times best_of (default: %(default)s)",
+    )
+    add(
+        "--grace",
+        dest="grace_s",
+        type=float,
+        default=defaults.grace_s,
+        metavar="SECONDS",
+        help="time for running requests after SIGTERM (default: %(default)s)",
+    )
+    _add_engine_flags(parser, engine)
+    _add_source_flags(parser)
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser, engine: EngineOptions) -> None:
+    add = parser.add_argument
+    add("--slots", type=int, default=engine.slots, help="sequences at once (default: %(default)s)")
+    add("--threads", type=int, help="threads of the session (default: the cores at hand)")
+    add(
+        "--prefill-chunk",
+        type=int,
+        default=engine.prefill_chunk,
+        metavar="TOKENS",
+        help="prompt tokens between two decode steps (default: %(default)s)",
+    )
+    add(
+        "--queue-limit",
+        type=int,
+        default=engine.queue_limit,
+        metavar="N",
+        help="sequences that may wait; beyond it clients get 429 (default: %(default)s)",
+    )
+    add(
+        "--kv-memory",
+        type=parse_size,
+        metavar="SIZE",
+        help="bound on the KV cache, as 2GiB (default: every slot at full context, "
+        "at most half of the free memory)",
+    )
+    add("--device", choices=("cpu", "cuda", "tensorrt"), default=engine.device)
+    add("--spin", action="store_true", help="let idle threads busy-wait; for cores of one's own")
+
+
+def _add_complete(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(commands, "complete", "complete a text here", _COMPLETE_EXAMPLES, _complete)
+    add = parser.add_argument
+    add("text", metavar="TEXT", help="the beginning to complete")
+    add("--bundle", type=Path, help="the bundle's folder (default: the default model)")
+    add("--max-tokens", type=int, default=128, help="at most this many (default: %(default)s)")
+    add("--temperature", type=float, default=0.7, help="0 is greedy (default: %(default)s)")
+    add("--top-p", type=float, default=1.0, help="probability mass kept (default: %(default)s)")
+    add("--top-k", type=int, default=0, help="tokens kept, 0 is all (default: %(default)s)")
+    add("--seed", type=int, help="the same seed gives the same text (default: random)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    add("--threads", type=int, help="threads of the session (default: the cores at hand)")
+    _add_source_flags(parser)
+
+
+def _add_source_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--offline", action="store_true", help="fetch nothing")
+    parser.add_argument(
+        "--verify", action="store_true", help="check every digest of the bundle, changed or not"
+    )
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    examples: str,
+    run: object,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary.capitalize(),
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"ortolan: {line}\n")
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"ortolan: error: {message}\n")
+    return EXIT_FAILED
