@@ -45,6 +45,17 @@ def byte_level_tokenizer(*words: str, bos: bool = False) -> Tokenizer:
     return tokenizer
 
 
+def byte_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the id of each byte in a tokenizer of ``byte_level_tokenizer``."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {byte: chr(byte) for byte in printable}
+    characters |= {byte: chr(256 + index) for index, byte in enumerate(others)}
+    ids = [tokenizer.token_to_id(characters[byte]) for byte in range(256)]
+    assert None not in ids
+    return ids
+
+
 def sentencepiece_tokenizer(*words: str) -> Tokenizer:
     """Return a BPE in SentencePiece's manner: U+2581 for spaces, byte fallback, <s> in front."""
     specials = ["<unk>", "<s>", "</s>"]
@@ -85,15 +96,19 @@ def by_token(vocab: int, following: Mapping[int, int]) -> Table:
     return table
 
 
-def by_position(vocab: int, start: int, tokens: Sequence[int]) -> Table:
-    """Return a table float32 ``[positions, vocab]`` that says ``tokens``, the first one after
-    position ``start``; -1 is a row of NaN."""
-    table = np.zeros((start + len(tokens) + 1, vocab), np.float32)
-    for index, token in enumerate(tokens):
-        if token < 0:
-            table[start + index] = np.nan
-        else:
-            table[start + index, token] = 2 * LIKELY
+def by_position(vocab: int, scripts: Mapping[int, Sequence[int]]) -> Table:
+    """Return a table float32 ``[positions, vocab]`` that says each script after a position.
+
+    ``scripts`` maps the length of a prompt to the tokens that follow it; -1 is a row of NaN.
+    """
+    length = 1 + max(start + len(tokens) for start, tokens in scripts.items())
+    table = np.zeros((length, vocab), np.float32)
+    for start, tokens in scripts.items():
+        for position, token in enumerate(tokens, start=start - 1):
+            if token < 0:
+                table[position] = np.nan
+            else:
+                table[position, token] = 2 * LIKELY
     return table
 
 

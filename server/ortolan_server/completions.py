@@ -186,19 +186,26 @@ class _Reply:
             events = await subscription.take(self._service.heartbeat_s)
             if subscription.is_closed:
                 return
-            if events:
-                await send_part(send, sse.events(self._chunks(events)))
-            else:
-                await send_part(send, sse.HEARTBEAT)
+            chunks, error = self._chunks(events)
+            if chunks or not events:
+                await send_part(send, sse.events(chunks) or sse.HEARTBEAT)
+            if error is not None:
+                raise error
         await end_stream(send, self._usage_event() + sse.DONE)
 
-    def _chunks(self, events: list[tuple[int, Event]]) -> list[dict[str, Any]]:
-        chunks = []
+    def _chunks(
+        self, events: list[tuple[int, Event]]
+    ) -> tuple[list[dict[str, Any]], ApiError | None]:
+        """Return the chunks of ``events`` up to the first failure, and that failure."""
+        chunks: list[dict[str, Any]] = []
         for position, event in events:
-            piece = self._candidates.piece(position, event)
+            try:
+                piece = self._candidates.piece(position, event)
+            except ApiError as error:
+                return chunks, error
             if piece is not None:
                 chunks.append(self._chunk(piece))
-        return chunks
+        return chunks, None
 
     def _chunk(self, piece: Piece) -> dict[str, Any]:
         is_last = piece.finish is not None and self._candidates.have_ended

@@ -141,10 +141,10 @@ def _read(field: Field, name: str, value: object, table: FieldTable, facts: Fact
     try:
         return field.kind_for(table.is_strict).read(value, facts)
     except Refused as refusal:
-        shown = value if refusal.value is msgspec.UNSET else refusal.value
+        wrong = value if refusal.value is msgspec.UNSET else refusal.value
+        given = refusal.words or _shown(wrong)
         raise invalid_value(
-            name,
-            f"`{name}` {refusal.requirement}, got {_shown(shown)} ({table.dialect} dialect)",
+            name, f"`{name}` {refusal.requirement}, got {given} ({table.dialect} dialect)"
         ) from None
 
 

@@ -50,7 +50,7 @@ class LogitBias(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(value, dict):
             raise Refused("must be a map of token id to bias")
         if len(value) > _MAX_BIASES:
-            raise Refused(f"must have at most {_MAX_BIASES} entries", f"{len(value)} entries")
+            raise Refused(f"must have at most {_MAX_BIASES} entries", words=f"{len(value)} entries")
         return {self._key(key, facts): self._bias(bias) for key, bias in value.items()}
 
     def schema(self, facts: Facts) -> Schema:
@@ -95,13 +95,13 @@ class Prompts(msgspec.Struct, frozen=True):
         if isinstance(value, str):
             return (value,)
         if not isinstance(value, list) or not value:
-            raise Refused(_PROMPT_FORMS, _described(value))
+            raise Refused(_PROMPT_FORMS, words=_described(value))
         if all(isinstance(item, str) for item in value):
             return tuple(value)
         if all(isinstance(item, list) for item in value):
             return tuple(self._ids(item, facts) for item in value)
         if any(isinstance(item, str | list | dict) or item is None for item in value):
-            raise Refused(_PROMPT_FORMS, "a list of mixed items")
+            raise Refused(_PROMPT_FORMS, words="a list of mixed items")
         return (self._ids(value, facts),)
 
     def schema(self, facts: Facts) -> Schema:
@@ -114,7 +114,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     def _ids(self, ids: list[object], facts: Facts) -> tuple[int, ...]:
         if not ids:
-            raise Refused("must hold no empty list of token ids", "[]")
+            raise Refused("must hold no empty list of token ids", words="[]")
         return read_token_ids(ids, facts)
 
 
@@ -124,7 +124,7 @@ class Messages(msgspec.Struct, frozen=True):
     def read(self, value: object, facts: Facts) -> list[dict[str, Any]]:
         """Return the messages with their content as one string each. Raises Refused."""
         if not isinstance(value, list) or not value:
-            raise Refused("must be a list of at least one message", _described(value))
+            raise Refused("must be a list of at least one message", words=_described(value))
         return [self._message(message) for message in value]
 
     def schema(self, facts: Facts) -> Schema:
@@ -144,20 +144,20 @@ class Messages(msgspec.Struct, frozen=True):
 
     def _message(self, message: object) -> dict[str, Any]:
         if not isinstance(message, dict):
-            raise Refused("must be a list of messages", _described(message))
+            raise Refused("must be a list of messages", words=_described(message))
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise Refused("must have a `role` in each message", _described(role))
+            raise Refused("must have a `role` in each message", words=_described(role))
         return {**message, "content": self._content(message.get("content"))}
 
     def _content(self, content: object) -> str:
         if isinstance(content, str):
             return content
         if not isinstance(content, list):
-            raise Refused("must have text as `content` of each message", _described(content))
+            raise Refused("must have text as `content` of each message", words=_described(content))
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(text, str) for text in texts):
-            raise Refused("must have parts of type text alone as `content`", "another part")
+            raise Refused("must have parts of type text alone as `content`", words="another part")
         return "".join(text for text in texts if text is not None)
 
 

@@ -34,12 +34,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 class Refused(Exception):
     """A value is outside its range; ``requirement`` is the range in words.
 
-    ``value`` replaces the field's value in the message, where that would be long or a prompt.
+    ``value`` is the part that is wrong, where that is not the whole; ``words`` say what was given
+    instead of showing it, where that would be long or a prompt.
     """
 
-    def __init__(self, requirement: str, value: object = msgspec.UNSET) -> None:
+    def __init__(
+        self, requirement: str, value: object = msgspec.UNSET, *, words: str | None = None
+    ) -> None:
         self.requirement = requirement
         self.value = value
+        self.words = words
         super().__init__(requirement)
 
 
@@ -164,7 +168,7 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise Refused(self._requirement())
         if len(value) > self.maximum:
-            raise Refused(self._requirement(), f"a list of {len(value)}")
+            raise Refused(self._requirement(), words=f"a list of {len(value)}")
         if "" in value:
             raise Refused("must hold no empty string")
         return tuple(value)

@@ -1,0 +1,149 @@
+"""Known faults of other servers when clients leave or send too much (cases A-LIFE-*)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scripted import by_token, byte_level_tokenizer, write_bundle
+from serving import Json, Server, serving
+
+LONG_CONTEXT = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give a server with one slot and a model that talks for many seconds."""
+    tokenizer = byte_level_tokenizer("Write", " a", " long")
+    table = by_token(tokenizer.get_vocab_size(), {})
+    folder = tmp_path_factory.mktemp("endless") / "endless"
+    write_bundle(folder, tokenizer, token_table=table, context_length=LONG_CONTEXT, name="endless")
+    with serving(folder, options={"slots": 1}) as server:
+        yield server
+
+
+def long_body(server: Server, *, is_streamed: bool, prompt: str = "Write a long story.") -> Json:
+    """Return a request that takes far longer than any test waits."""
+    return server.body(prompt, max_tokens=60_000, temperature=1, stream=is_streamed)
+
+
+def send(server: Server, body: Json) -> socket.socket:
+    """Send a request on a socket of its own and return it."""
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(raw)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + raw)
+    return connection
+
+
+def short_latency_s(server: Server) -> float:
+    """Return how long a request for one token takes."""
+    start = time.monotonic()
+    server.complete("x", max_tokens=1)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_leaves_frees_its_slot(endless: Server, is_streamed: bool) -> None:
+    """A-LIFE-01: the one slot serves the next client at once, 20 times over."""
+    for _ in range(20):
+        connection = send(endless, long_body(endless, is_streamed=is_streamed))
+        if is_streamed:
+            assert connection.recv(64).startswith(b"HTTP/1.1 200")
+        else:
+            time.sleep(0.05)
+        connection.close()
+        assert short_latency_s(endless) < 2.0
+
+
+def test_a_client_that_resets_or_half_closes_frees_its_slot(endless: Server) -> None:
+    """A-LIFE-01, the other ways to leave."""
+    linger = b"\1\0\0\0\0\0\0\0"
+    for _ in range(5):
+        connection = send(endless, long_body(endless, is_streamed=True))
+        connection.recv(64)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        connection.close()
+        assert short_latency_s(endless) < 2.0
+        connection = send(endless, long_body(endless, is_streamed=False))
+        time.sleep(0.05)
+        connection.shutdown(socket.SHUT_WR)
+        assert short_latency_s(endless) < 2.0
+        connection.close()
+
+
+def test_a_client_that_leaves_the_queue_or_during_prefill_is_forgotten(endless: Server) -> None:
+    """A-LIFE-01: prompts of 60,000 tokens, one running and several waiting."""
+    prompt = "x" * 60_000
+    body = long_body(endless, is_streamed=False, prompt=prompt) | {"max_tokens": 5000}
+    connections = [send(endless, body) for _ in range(4)]
+    time.sleep(0.2)
+    for connection in reversed(connections):
+        connection.close()
+    assert short_latency_s(endless) < 2.0
+
+
+def test_a_pipelined_request_does_not_hide_that_the_client_left(endless: Server) -> None:
+    """A-LIFE-01: uvicorn would keep both running."""
+    for _ in range(3):
+        connection = send(endless, long_body(endless, is_streamed=False))
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        time.sleep(0.1)
+        connection.close()
+        assert short_latency_s(endless) < 2.0
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_clients_that_leave(endless: Server) -> None:
+    """A-LIFE-01, memory: 100 aborts against 10."""
+    sizes = []
+    for count in (10, 90):
+        for _ in range(count):
+            connection = send(endless, long_body(endless, is_streamed=True))
+            connection.recv(64)
+            connection.close()
+        short_latency_s(endless)
+        sizes.append(_resident_kib(endless))
+    assert sizes[1] < 1.05 * sizes[0]
+
+
+def test_a_prompt_of_a_megabyte_does_not_hold_up_others(endless: Server) -> None:
+    """A-LIFE-02."""
+    prompt = "a b " * 250_000
+    gaps: list[float] = []
+    stop = threading.Event()
+    watcher = threading.Thread(target=_watch_health, args=(endless, gaps, stop))
+    watcher.start()
+    try:
+        for _ in range(2):
+            error = endless.refused(endless.body(prompt, max_tokens=1))
+            assert error["code"] == "context_length_exceeded"
+    finally:
+        stop.set()
+        watcher.join()
+    assert len(gaps) > 3
+    assert max(gaps) < 0.5
+
+
+def _watch_health(server: Server, gaps: list[float], stop: threading.Event) -> None:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        while not stop.is_set():
+            start = time.monotonic()
+            assert client.get("/health").status_code == 200
+            gaps.append(time.monotonic() - start)
+            time.sleep(0.02)
+
+
+def _resident_kib(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
