@@ -7,6 +7,7 @@ leading space.
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ class Tokenizer:
         """
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as exc:
+        except (UnicodeEncodeError, TypeError) as exc:  # which one depends on the library's version
             raise InvalidParameter("prompt", "must hold no lone surrogate", text) from exc
         if self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:
             return ids[1:]
@@ -65,6 +66,10 @@ class Tokenizer:
     def is_special(self, id: int) -> bool:
         """Return whether ``id`` is a control token such as BOS or EOS."""
         return id in self._special
+
+    def is_token(self, id: int) -> bool:
+        """Return whether ``id`` is in the vocabulary; logits may have more columns."""
+        return self._tokenizer.id_to_token(id) is not None
 
     def is_byte_fallback(self, id: int) -> bool:
         """Return whether ``id`` stands for one byte of a SentencePiece vocabulary, as in <0x0A>."""
@@ -123,22 +128,29 @@ class IncrementalDecoder:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._window = self._context(prompt)
-        self._emitted = self._stable_text(self._window)
+        # What was said so far by the window's tokens, the prompt's among them.
+        self._said = self._decode(self._window)
+        self.is_holding = False  # whether the last token's text is out without its last character
 
     def push(self, id: int) -> str:
         """Return the text that token ``id`` completes, "" while a character is unfinished."""
         self._window.append(id)
-        return self._emit(self._stable_text(self._window))
+        return self._say(self._stable_text())
 
     def flush(self) -> str:
         """Return what is still held; an unfinished character becomes U+FFFD."""
-        return self._emit(self._decode(self._window))
+        return self._say(self._decode(self._window))
 
-    def _emit(self, text: str) -> str:
-        new = text[len(self._emitted) :]
-        if new:
-            self._emitted = text
-            self._forget(text)
+    def _say(self, text: str) -> str:
+        """Return what ``text`` says beyond what was said.
+
+        The prompt's last character may change when the output completes it, or spoils it.
+        """
+        if self._said.startswith(text):
+            return ""
+        new = text[len(os.path.commonprefix((self._said, text))) :]
+        self._said = text
+        self._forget(text)
         return new
 
     def _forget(self, text: str) -> None:
@@ -146,7 +158,7 @@ class IncrementalDecoder:
         if len(self._window) < 4 * _CONTEXT_TOKENS or self._decode(self._window) != text:
             return
         self._window = self._context(self._window)
-        self._emitted = self._decode(self._window)
+        self._said = self._decode(self._window)
 
     def _context(self, ids: Sequence[int]) -> list[int]:
         """Return the last ids whose text is not empty and does not begin inside a character."""
@@ -156,18 +168,28 @@ class IncrementalDecoder:
         return list(ids[start:])
 
     def _is_context(self, ids: Sequence[int]) -> bool:
-        if self._tokenizer.is_byte_fallback(ids[0]):
+        if self._may_change(ids[0]):
             return False
         return self._decode(ids)[:1] not in ("", REPLACEMENT)
 
-    def _stable_text(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids`` that no later token can change."""
-        end = len(ids)
-        # The fallback decoder replaces a whole run of bytes when any of them is wrong.
-        while end > 0 and self._tokenizer.is_byte_fallback(ids[end - 1]):
+    def _stable_text(self) -> str:
+        """Return the window's text that no later token can change."""
+        end = len(self._window)
+        while end > 0 and self._may_change(self._window[end - 1]):
             end -= 1
-        text = self._decode(ids[:end])
-        return text[:-1] if text.endswith(REPLACEMENT) else text
+        text = self._decode(self._window[:end])
+        self.is_holding = text.endswith(REPLACEMENT)
+        return text[:-1] if self.is_holding else text
+
+    def _may_change(self, id: int) -> bool:
+        """Return whether later tokens can change the text of ``id``, or it has none to change.
+
+        The fallback decoder replaces a whole run of bytes when any of them is wrong; a token
+        without text does not end the run.
+        """
+        if self._skip_special_tokens and self._tokenizer.is_special(id):
+            return True
+        return self._tokenizer.is_byte_fallback(id) or not self._tokenizer.is_token(id)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
@@ -256,7 +278,8 @@ class TextStream:
         """
         rest = self._decoder.flush()
         if rest:  # it belongs to the last token that was held
-            self._pending[-1] = msgspec.structs.replace(self._pending[-1], text=rest)
+            last = self._pending[-1]
+            self._pending[-1] = msgspec.structs.replace(last, text=last.text + rest)
         text, self.has_stopped = self._matcher.push(rest)
         if self.has_stopped:
             return text, self._cut(text)
@@ -269,7 +292,8 @@ class TextStream:
         """Return the pending tokens whose text lies wholly in what has been released."""
         self._pending_characters += len(text)
         count = whole = end = 0
-        for index, token in enumerate(self._pending):
+        complete = self._pending[:-1] if self._decoder.is_holding else self._pending
+        for index, token in enumerate(complete):
             end += len(token.text)
             if end > self._pending_characters:
                 break
