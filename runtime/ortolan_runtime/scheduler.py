@@ -138,7 +138,7 @@ class Scheduler:
         fork = self._admit()
         if fork is not None:
             return fork
-        if self._prefilling and (not self._decoding or self._credit >= MIN_PREFILL):
+        if self._prefilling and self._may_prefill():
             return self._prefill_step()
         self._credit = self._prefill_chunk
         return self._decode_step()
@@ -203,6 +203,14 @@ class Scheduler:
                 return ForkStep(work, ending.logits, ending.logsumexp)
             self._prefilling.append(work)
         return None
+
+    def _may_prefill(self) -> bool:
+        """Return whether the next chunk is within what may go between two decode steps."""
+        if not self._decoding or self._credit == self._prefill_chunk:
+            return True
+        work = self._prefilling[0]
+        remaining = work.prompt_length - self._cache.length_of(work.id)
+        return self._chunk(work, remaining) <= self._credit
 
     def _prefill_step(self) -> PrefillStep | None:
         work = self._prefilling[0]
