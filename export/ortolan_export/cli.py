@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ortolan_export.native import PRECISIONS, export
 from ortolan_export.progress import progress_bar
+from ortolan_export.source import PRECISIONS
 from ortolan_runtime.bundle import Manifest
 from ortolan_runtime.errors import OrtolanError
 
@@ -24,23 +24,35 @@ def main(argv: Sequence[str]) -> int:
     """Export as ``argv`` says; return 0, or 1 after one line on stderr about what failed."""
     arguments = _parser().parse_args(argv)
     try:
-        with progress_bar() as report:
-            manifest = export(
-                arguments.source,
-                arguments.out,
-                precision=arguments.precision,
-                name=arguments.name,
-                context_length=arguments.context_length,
-                report=report,
-            )
+        manifest = _export(arguments)
     except (OrtolanError, OSError) as exc:
-        print(f"ortolan: error: {exc}", file=sys.stderr)  # noqa: T201 - the command's own voice
-        return 1
+        return _fail(str(exc))
+    except ModuleNotFoundError as exc:
+        return _fail(f"exporting needs the package {exc.name}: pip install 'ortolan[export,cpu]'")
     except KeyboardInterrupt:
-        print("ortolan: error: interrupted; nothing was written", file=sys.stderr)  # noqa: T201
-        return 1
-    print(_summary(arguments.out, manifest))  # noqa: T201
+        return _fail("interrupted; nothing was written")
+    print(_summary(arguments.out, manifest))  # noqa: T201 - the command's own voice
     return 0
+
+
+def _export(arguments: argparse.Namespace) -> Manifest:
+    # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
+    from ortolan_export.native import export
+
+    with progress_bar() as report:
+        return export(
+            arguments.source,
+            arguments.out,
+            precision=arguments.precision,
+            name=arguments.name,
+            context_length=arguments.context_length,
+            report=report,
+        )
+
+
+def _fail(message: str) -> int:
+    print(f"ortolan: error: {message}", file=sys.stderr)  # noqa: T201 - the command's own voice
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:

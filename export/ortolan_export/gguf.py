@@ -130,6 +130,11 @@ class GGUFCheckpoint:
             return {**parameters, "rope_type": "divisors", "divisors": divisors.tolist()}
         if kind == "none":
             return parameters
+        if self._own("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise UnsupportedModel(
+                f"{self.path}: {self._architecture}.rope.scaling.attn_factor must be 1.0, "
+                f"got {self._own('rope.scaling.attn_factor', 1.0)}"
+            )
         parameters |= {"rope_type": kind, "factor": self._own_number("rope.scaling.factor")}
         original = self._own("rope.scaling.original_context_length", None)
         if original is not None:

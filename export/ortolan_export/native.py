@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -17,7 +16,15 @@ from ortolan_export.errors import SourceError
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.graph import GraphBuilder
 from ortolan_export.quantize import Float32Linears, Int8Linears, Linears
-from ortolan_export.source import Checkpoint, Metered, Report, Tensors, Texts, digest
+from ortolan_export.source import (
+    CheckedTensors,
+    Checkpoint,
+    NativePrecision,
+    Report,
+    Tensors,
+    Texts,
+    digest,
+)
 from ortolan_export.verify import record_golden
 from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import (
@@ -30,9 +37,6 @@ from ortolan_runtime.bundle import (
     write_manifest,
 )
 from ortolan_runtime.version import __version__
-
-NativePrecision = Literal["int8", "fp32"]
-PRECISIONS: tuple[NativePrecision, ...] = ("int8", "fp32")
 
 _LINEARS: Mapping[NativePrecision, Callable[[GraphBuilder, Tensors], Linears]] = {
     "int8": Int8Linears,
@@ -103,7 +107,7 @@ def _write_graph(
         done += elements
         say("writing weights", min(done, total), total)
 
-    tensors = Metered(checkpoint, count)
+    tensors = CheckedTensors(checkpoint, count)
     with WeightFile(folder / WEIGHTS_NAME) as weights:
         graph = GraphBuilder(weights)
         linears = _LINEARS[precision](graph, tensors)

@@ -9,7 +9,7 @@ products in 16 bits, and 255 * 63 * 2 < 32768 cannot saturate there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ _ACTIVATION_LIMIT = 127
 _ACTIVATION_ZERO = 128
 _SMALLEST_SCALE = 1e-30  # a row of zeros would divide by zero
 _SLICE_ELEMENTS = 1 << 24  # how much of a large matrix is read at once: 64 MB as float32
+_BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
 Int8 = NDArray[np.int8]
 
@@ -191,10 +192,18 @@ def quantize_rows(matrix: Float32, limit: int) -> tuple[Int8, Float32]:
     ``matrix`` is float32 ``[rows, columns]``; the result int8 ``[rows, columns]`` and float32
     ``[rows]``, whose product approximates it.
     """
-    scales = np.abs(matrix).max(axis=1) / np.float32(limit)
-    scales[scales == 0] = 1
-    quantised = np.clip(np.rint(matrix / scales[:, None]), -limit, limit)
-    return quantised.astype(np.int8), cast(Float32, scales.astype(np.float32))
+    quantised = np.empty(matrix.shape, np.int8)
+    scales = np.empty(len(matrix), np.float32)
+    step = max(1, _BLOCK_ELEMENTS // matrix.shape[1])
+    for start in range(0, len(matrix), step):
+        rows = matrix[start : start + step]
+        largest = np.abs(rows).max(axis=1)
+        scale = np.where(largest > 0, largest / np.float32(limit), np.float32(1))
+        scaled = rows / scale[:, None]
+        np.rint(scaled, out=scaled)
+        quantised[start : start + step] = np.clip(scaled, -limit, limit, out=scaled)
+        scales[start : start + step] = scale
+    return quantised, scales
 
 
 def _row_slices(tensors: Tensors, module: str) -> Iterator[Float32]:

@@ -59,6 +59,11 @@ def read_rope(config: Config, *, dim: int, max_positions: int, context_length: i
     Raises UnsupportedModel for a type that is not known.
     """
     section = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+    if any(isinstance(value, Mapping) for value in section.fields.values()):
+        raise UnsupportedModel(
+            f"{section.origin} must be one set of values, got one for each kind of layer; "
+            "this is not supported"
+        )
     kind = section.text("rope_type", otherwise=section.text("type", otherwise="default"))
     theta = section.positive("rope_theta", otherwise=config.positive("rope_theta"))
     _refuse_partial(config, section)

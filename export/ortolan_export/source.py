@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan_export.errors import SourceError
 from ortolan_runtime.bundle import GenerationDefaults
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 Report = Callable[[str, int, int], None]  # told (stage, units done, units in all)
+NativePrecision = Literal["int8", "fp32"]
+PRECISIONS: tuple[NativePrecision, ...] = ("int8", "fp32")
 
 _READ_BYTES = 1 << 20
 
@@ -61,8 +64,8 @@ class Checkpoint(Protocol):
         """Return the tokenizer and what belongs to it. Raises SourceError, UnsupportedModel."""
 
 
-class Metered:
-    """A checkpoint that reports how many of its elements have been read."""
+class CheckedTensors:
+    """A checkpoint's tensors, each found finite as it is read, and counted."""
 
     def __init__(self, checkpoint: Checkpoint, report: Callable[[int], None]) -> None:
         self._checkpoint = checkpoint
@@ -70,8 +73,13 @@ class Metered:
         self.shapes = checkpoint.shapes
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
-        """Return rows of a tensor as float32, and report them."""
+        """Return rows of a tensor as float32. Raises SourceError for values without number."""
         array = self._checkpoint.read(name, start, stop)
+        if not np.isfinite(array).all():
+            raise SourceError(
+                f"tensor {name} holds infinities or values that are no numbers; "
+                "the checkpoint is damaged"
+            )
         self._report(array.size)
         return array
 

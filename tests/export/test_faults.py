@@ -82,6 +82,7 @@ def _refusal(source: Path, out: Path, capsys: pytest.CaptureFixture[str], *optio
         ({"rope_scaling": {"rope_type": "spiral"}, "rope_parameters": None}, "'spiral'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}}, "factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one set of values"),
         ({"hidden_act": "xielu"}, "hidden_act must be one of .* got 'xielu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a whole number >= 1, got 0"),
@@ -179,11 +180,31 @@ def test_a_checkpoint_quantised_in_place_is_refused(
     assert f"tensor {name} must be one of" in _refusal(checkpoint, tmp_path / "out", capsys)
 
 
-def test_weights_that_are_no_numbers_are_found_before_the_bundle_exists(
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    value: float, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    weight = np.zeros((64, 96), np.float32)
+    weight[3, 5] = value
+    _rewrite_tensors(checkpoint, {name: weight})
+    assert f"tensor {name} holds infinities" in _refusal(checkpoint, tmp_path / "out", capsys)
+
+
+def test_weights_that_overflow_are_found_before_the_bundle_exists(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _rewrite_tensors(checkpoint, {"model.norm.weight": np.full(64, np.nan, np.float32)})
-    assert "logits that are no numbers" in _refusal(checkpoint, tmp_path / "out", capsys)
+    _rewrite_tensors(checkpoint, {"model.norm.weight": np.full(64, 3e38, np.float32)})
+    line = _refusal(checkpoint, tmp_path / "out", capsys, "--precision", "fp32")
+    assert "logits that are no numbers" in line
+
+
+def test_a_missing_package_is_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    line = _refusal(checkpoint, tmp_path / "out", capsys)
+    assert "needs the package onnxruntime: pip install 'ortolan[export,cpu]'" in line
 
 
 def test_a_tokenizer_larger_than_the_logits_is_refused(
