@@ -105,20 +105,10 @@ def read_texts(fields: Mapping[str, Any], origin: str) -> Texts:
         raise SourceError(f"{origin} has no tokenizer.ggml.tokens and merges; it is incomplete")
     kinds = kinds if isinstance(kinds, list) else [1] * len(tokens)
     tokenizer = _byte_level_bpe(tokens, own["merges"], splitting)
-    tokenizer.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-    )
+    _add_whole_tokens(tokenizer, tokens, kinds)
     bos = own.get("bos_token_id")
     if own.get("add_bos_token", splitting.adds_bos) and bos is not None:
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{tokens[bos]} $A",
-            pair=f"{tokens[bos]} $A {tokens[bos]} $B",
-            special_tokens=[(tokens[bos], bos)],
-        )
+        _put_first(tokenizer, tokens[bos], bos)
     return Texts(
         tokenizer=tokenizer.to_str(),
         chat_template=fields.get("tokenizer.chat_template"),
@@ -155,6 +145,26 @@ def _byte_level_bpe(tokens: list[str], merges: list[str], splitting: _Splitting)
     tokenizer.pre_tokenizer = splitting.before()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _add_whole_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+    """Declare the tokens that text is searched for before it is cut."""
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+
+
+def _put_first(tokenizer: Tokenizer, token: str, token_id: int) -> None:
+    """Make the tokenizer put a BOS before every text."""
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{token} $A",
+        pair=f"{token} $A {token} $B",
+        special_tokens=[(token, token_id)],
+    )
 
 
 def _endings(own: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> tuple[int, ...]:

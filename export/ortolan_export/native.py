@@ -75,13 +75,7 @@ def export(
         _write_texts(folder, texts)
         manifest = _describe(decoder, texts, precision, name or checkpoint.name)
         manifest = msgspec.structs.replace(manifest, source_digest=_digest(checkpoint, say))
-        say("checking the graph", 0, 1)
-        golden = record_golden(folder, manifest, prompts)
-        say("checking the graph", 1, 1)
-        manifest = msgspec.structs.replace(
-            manifest, golden=golden, onnxruntime_version=_onnxruntime_version()
-        )
-        return write_manifest(folder, manifest)
+        return write_manifest(folder, _verified(folder, manifest, prompts, say))
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
@@ -155,6 +149,17 @@ def _golden_prompts(texts: Texts, decoder: Decoder) -> list[list[int]]:
     return [ids if len(ids) >= 2 else [0, 0] for ids in prompts]
 
 
+def _verified(folder: Path, manifest: Manifest, prompts: list[list[int]], say: Report) -> Manifest:
+    """Return the manifest with what the graph was seen to compute, and by which version."""
+    import onnxruntime
+
+    say("checking the graph", 0, 1)
+    golden = record_golden(folder, manifest, prompts)
+    say("checking the graph", 1, 1)
+    version = str(onnxruntime.__version__)
+    return msgspec.structs.replace(manifest, golden=golden, onnxruntime_version=version)
+
+
 def _digest(checkpoint: Checkpoint, say: Report) -> str:
     done, total = 0, sum(file.stat().st_size for file in checkpoint.files)
 
@@ -164,12 +169,6 @@ def _digest(checkpoint: Checkpoint, say: Report) -> str:
         say("hashing the source", done, total)
 
     return digest(checkpoint.files, count)
-
-
-def _onnxruntime_version() -> str:
-    import onnxruntime
-
-    return str(onnxruntime.__version__)
 
 
 def _say_nothing(stage: str, done: int, total: int) -> None:

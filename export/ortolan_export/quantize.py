@@ -23,7 +23,7 @@ WEIGHT_LIMIT = 63
 _LOOKUP_LIMIT = 127  # a table that is only looked up meets no integer product
 _ACTIVATION_LIMIT = 127
 _ACTIVATION_ZERO = 128
-_SMALLEST_SCALE = 1e-30  # a row of zeros would divide by zero
+_SMALLEST_SCALE = 1e-30  # a row of zeros, or nearly, would divide by zero
 _SLICE_ELEMENTS = 1 << 24  # how much of a large matrix is read at once: 64 MB as float32
 _BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
@@ -198,7 +198,7 @@ def quantize_rows(matrix: Float32, limit: int) -> tuple[Int8, Float32]:
     for start in range(0, len(matrix), step):
         rows = matrix[start : start + step]
         largest = np.abs(rows).max(axis=1)
-        scale = np.where(largest > 0, largest / np.float32(limit), np.float32(1))
+        scale = np.where(largest > _SMALLEST_SCALE, largest / np.float32(limit), np.float32(1))
         scaled = rows / scale[:, None]
         np.rint(scaled, out=scaled)
         quantised[start : start + step] = np.clip(scaled, -limit, limit, out=scaled)

@@ -59,24 +59,13 @@ def read_rope(config: Config, *, dim: int, max_positions: int, context_length: i
     Raises UnsupportedModel for a type that is not known.
     """
     section = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
-    if any(isinstance(value, Mapping) for value in section.fields.values()):
-        raise UnsupportedModel(
-            f"{section.origin} must be one set of values, got one for each kind of layer; "
-            "this is not supported"
-        )
-    kind = section.text("rope_type", otherwise=section.text("type", otherwise="default"))
-    theta = section.positive("rope_theta", otherwise=config.positive("rope_theta"))
+    _refuse_nested(section)
     _refuse_partial(config, section)
+    scale = _scaling_function(section)
+    theta = section.positive("rope_theta", otherwise=config.positive("rope_theta"))
     if config.has("original_max_position_embeddings"):  # Phi-3 keeps it outside
         section.fields["original_max_position_embeddings"] = config.get(
             "original_max_position_embeddings"
-        )
-    scale = _SCALINGS.get(kind)
-    if scale is None:
-        known = ", ".join(sorted(_SCALINGS))
-        raise UnsupportedModel(
-            f"{section.origin}: rope_type must be one of {known}, got {kind!r}; "
-            "this rotary scaling is not supported"
         )
     return scale(
         _Scaling(
@@ -97,6 +86,25 @@ def rope_tables(rope: Rope, length: int) -> tuple[Float32, Float32]:
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies[None].astype(np.float32)
     factor = np.float32(rope.attention_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def _scaling_function(section: Config) -> Callable[[_Scaling], Rope]:
+    kind = section.text("rope_type", otherwise=section.text("type", otherwise="default"))
+    if kind not in _SCALINGS:
+        known = ", ".join(sorted(_SCALINGS))
+        raise UnsupportedModel(
+            f"{section.origin}: rope_type must be one of {known}, got {kind!r}; "
+            "this rotary scaling is not supported"
+        )
+    return _SCALINGS[kind]
+
+
+def _refuse_nested(section: Config) -> None:
+    if any(isinstance(value, Mapping) for value in section.fields.values()):
+        raise UnsupportedModel(
+            f"{section.origin} must be one set of values, got one for each kind of layer; "
+            "this is not supported"
+        )
 
 
 def _refuse_partial(config: Config, section: Config) -> None:
