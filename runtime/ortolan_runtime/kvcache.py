@@ -117,7 +117,10 @@ class KVCache:
             if slot.salt != salt or slot.is_free:
                 continue
             ready = _common_prefix(slot.prompt[: slot.prefilled], prompt)
-            if ready and (best is None or ready > best.ready):
+            # What the prefill of a lone token wrote is for equal prompts alone.
+            if ready < MIN_PREFILL and not len(slot.prompt) == len(prompt) == ready:
+                continue
+            if best is None or ready > best.ready:
                 best = Match(row, ready)
         return best
 

@@ -104,6 +104,19 @@ def test_a_beginning_is_copied_from_a_row_that_still_runs() -> None:
     assert (cache.length_of(1), cache.length_of(2)) == (3, 3)
 
 
+def test_what_a_lone_token_left_is_shared_by_equal_prompts_alone() -> None:
+    cache = cache_of()
+    run_prompt(cache, 1, 5)
+    assert cache.best_match(as_tokens([5, 6, 7]), "") is None
+    assert cache.best_match(as_tokens([5]), "") == Match(row=0, ready=1)
+
+
+def test_a_lone_token_does_not_begin_with_what_a_longer_prompt_left() -> None:
+    cache = cache_of()
+    run_prompt(cache, 1, 5, 6, 7)
+    assert cache.best_match(as_tokens([5]), "") is None
+
+
 def test_no_more_is_reused_than_was_asked_for() -> None:
     cache = cache_of()
     run_prompt(cache, 1, 5, 6, 7, 8)

@@ -1,7 +1,8 @@
 """The scheduler keeps its promises for any arrivals, lengths, cancels and budgets.
 
 The rows are real: a store holds what each step wrote, so that what the cache claims can be looked
-up. A written token remembers its tenant and whether a prefill or a decode step wrote it.
+up. A written token remembers its tenant and what wrote it: a prefill of several tokens, of a lone
+one (whose kernels may round otherwise), or a decode step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ortolan_runtime.kvcache import KVCache
 from ortolan_runtime.scheduler import DecodeStep, ForkStep, PrefillStep, Scheduler, Work
 
 CONTEXT = 32
-Written = tuple[str, str, int]  # tenant, "prefill" or "decode", token
+Written = tuple[str, str, int]  # tenant, "prefill" or "lone" or "decode", token
 
 
 class RowStore:
@@ -154,7 +155,8 @@ class Run:
         self.prefilled += step.count
         tokens = work.tokens[step.start : step.start + step.count]
         row = self.cache.row_of(work.id)
-        self.store.write(row, step.start, [(work.salt, "prefill", t) for t in tokens])
+        kind = "lone" if step.count == 1 else "prefill"
+        self.store.write(row, step.start, [(work.salt, kind, t) for t in tokens])
         logits = np.array([ending_mark(work)], np.float32)
         self.scheduler.prefilled(step, logits, np.float32(0))
         if step.is_last and len(work.tokens) == work.prompt_length:
@@ -191,7 +193,8 @@ class Run:
         assert not waiting_or_ended & set(owners)
         for id in self.running_ids():
             work, length = self.works[id], self.cache.length_of(id)
-            kinds = ["prefill"] * work.prompt_length + ["decode"] * length
+            kind = "lone" if work.prompt_length == 1 else "prefill"
+            kinds = [kind] * work.prompt_length + ["decode"] * length
             wanted = list(zip(itertools.repeat(work.salt), kinds, work.tokens[:length]))
             assert self.store.rows[self.cache.row_of(id)][:length] == wanted
 
