@@ -60,6 +60,7 @@ class GGUFCheckpoint:
             name: tuple(int(size) for size in reversed(tensor.shape))
             for name, tensor in self._tensors.items()
         }
+        self._refuse_unknown_types()
         self.config: Mapping[str, Any] = self._read_config()
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
@@ -77,6 +78,17 @@ class GGUFCheckpoint:
     def _rows(self, tensor: Any, start: int, stop: int | None) -> Float32:
         rows = dequantize(tensor.data[start:stop], tensor.tensor_type)
         return cast(Float32, np.ascontiguousarray(rows, dtype=np.float32))
+
+    def _refuse_unknown_types(self) -> None:
+        """Undo one row of every type, so that none fails in the middle of the export."""
+        for tensor in {tensor.tensor_type: tensor for tensor in self._tensors.values()}.values():
+            try:
+                self._rows(tensor, 0, 1)
+            except NotImplementedError as exc:
+                raise UnsupportedModel(
+                    f"{self.path}: tensor {tensor.name} has type {tensor.tensor_type.name}, which "
+                    "is not supported; use a file quantised in another way"
+                ) from exc
 
     def _permuted_heads(self, name: str) -> int | None:
         """Return the number of heads whose rows the file holds reordered, None for none."""
@@ -165,9 +177,9 @@ class GGUFCheckpoint:
 
     def _own_number(self, name: str) -> Any:
         value = self._own(name, None)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise SourceError(
-                f"{self.path}: {self._architecture}.{name} must be a number, got {value!r}"
+                f"{self.path}: {self._architecture}.{name} must be a number > 0, got {value!r}"
             )
         return value
 

@@ -128,27 +128,45 @@ def test_a_file_that_is_no_gguf_is_refused(
     assert "is no complete GGUF file" in line
 
 
-def test_a_gguf_of_an_unknown_architecture_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv6")
-    writer.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
+def _write_gguf(path: Path, architecture: str, embedding: Any, **fields: int) -> None:
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in fields.items():
+        writer.add_uint32(f"{architecture}.{name.replace('__', '.')}", value)
+    writer.add_tensor("token_embd.weight", embedding)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_a_gguf_of_an_unknown_architecture_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_gguf(tmp_path / "m.gguf", "rwkv6", np.zeros((320, 64), np.float32))
     start = time.monotonic()
     assert "got 'rwkv6'" in _refusal(tmp_path / "m.gguf", tmp_path / "out", capsys)
     assert time.monotonic() - start < 10
 
 
+def test_a_gguf_with_a_type_that_cannot_be_undone_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_gguf(tmp_path / "m.gguf", "llama", np.zeros((320, 64), np.int32))
+    line = _refusal(tmp_path / "m.gguf", tmp_path / "out", capsys)
+    assert "tensor token_embd.weight has type I32" in line
+
+
+def test_a_gguf_without_heads_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedding = np.zeros((320, 64), np.float32)
+    _write_gguf(tmp_path / "m.gguf", "llama", embedding, attention__head_count=0)
+    line = _refusal(tmp_path / "m.gguf", tmp_path / "out", capsys)
+    assert "llama.attention.head_count must be a number > 0, got 0" in line
+
+
 def test_a_truncated_gguf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _write_gguf(tmp_path / "m.gguf", "llama", np.zeros((320, 64), np.float32))
     whole = (tmp_path / "m.gguf").read_bytes()
     for kept in (len(whole) // 2, 40):
         (tmp_path / "m.gguf").write_bytes(whole[:kept])
