@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -10,6 +12,8 @@ from hypothesis import settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ortolan_runtime.text import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))  # for engines.py
 
 # The machine's speed is no property of the code, so no deadline; the same examples on every run,
 # so that a failure in CI is a failure everywhere.

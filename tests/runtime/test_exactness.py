@@ -1,0 +1,197 @@
+"""The same seeded request gives the same bits, whatever else happens to the engine.
+
+A dozen requests of all kinds are run one after the other on an engine without cache or company;
+every other way of running them must give the same text, tokens, logprobs and endings.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import Outcome, Sink, alone, engine_on, request, together
+
+from ortolan_export.native import export
+from ortolan_runtime.params import GenerationRequest
+
+PRECISIONS = ["int8", "fp32"]
+
+
+@pytest.fixture(scope="module")
+def bundles(glass_bundle: Path, glass_bundle_fp32: Path) -> dict[str, Path]:
+    return {"int8": glass_bundle, "fp32": glass_bundle_fp32}
+
+
+def mixed_requests(bundle: Path) -> list[GenerationRequest]:
+    """Return a dozen requests that differ in length, parameters and what they ask for."""
+    with engine_on(bundle, slots=1) as engine:
+        encode = engine.tokenizer.encode
+        first = engine.tokenizer.bos_token_id or 0
+        story = encode("Alice was beginning to get very tired of sitting by her sister on the bank")
+        other = encode("The Queen said nothing, and the King looked anxiously at the")
+    common: dict[str, Any] = {"logprobs": 3, "ignore_eos": True}
+    return [
+        request(story, max_tokens=12, temperature=0.0, **common),
+        request(story, max_tokens=20, seed=1, **common),
+        request(story, max_tokens=20, seed=1, choice=1, **common),
+        request(story[:9], max_tokens=70, seed=2, top_p=0.9, temperature=0.7, **common),
+        request(other, max_tokens=25, seed=3, top_k=20, temperature=1.3, **common),
+        request(other[:5], max_tokens=80, seed=-4, min_p=0.05, **common),
+        request([*story[:12], *other], max_tokens=15, seed=5, frequency_penalty=0.7, **common),
+        request(story[:1], max_tokens=70, seed=6, **common),
+        request(story[:2], max_tokens=60, seed=7, repetition_penalty=1.3, **common),
+        request([first], max_tokens=50, seed=8, **common),
+        request(other, max_tokens=6, seed=9, prompt_logprobs=2, **common),
+        request(story, max_tokens=10, seed=10, stop=("e",), stop_token_ids=(5,), logprobs=0),
+        request(story[::-1] + other, max_tokens=10, temperature=0.0, **common),
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(bundles: dict[str, Path]) -> dict[str, list[Outcome]]:
+    """Give each request's outcome on an engine of its own, in one prefill chunk."""
+    outcomes = {}
+    for precision, bundle in bundles.items():
+        outcomes[precision] = []
+        for one in mixed_requests(bundle):
+            with engine_on(bundle, slots=1) as engine:
+                outcomes[precision] += together(engine, [one])
+    return outcomes
+
+
+def assert_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
+    for index, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
+        assert outcome.bits() == right.bits(), f"request {index} differs"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("prefill_chunk", [2, 7, 32, 256])
+def test_a_mixed_batch_changes_no_bit_whatever_the_chunks(
+    precision: str,
+    prefill_chunk: int,
+    bundles: dict[str, Path],
+    expected: dict[str, list[Outcome]],
+) -> None:
+    requests = mixed_requests(bundles[precision])
+    with engine_on(bundles[precision], slots=16, prefill_chunk=prefill_chunk) as engine:
+        assert_same(together(engine, requests), expected[precision])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("slots", [1, 16])
+def test_a_warm_cache_changes_no_bit(
+    precision: str, slots: int, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    requests = mixed_requests(bundles[precision])
+    with engine_on(bundles[precision], slots=slots) as engine:
+        assert_same(alone(engine, requests), expected[precision])
+        assert_same(together(engine, requests), expected[precision])
+        assert engine.statistics().cached_prompt_tokens > 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shuffle", range(2))
+def test_the_order_of_arrival_changes_no_bit(
+    precision: str, shuffle: int, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    requests = mixed_requests(bundles[precision])
+    order = random.Random(shuffle).sample(range(len(requests)), len(requests))
+    with engine_on(bundles[precision], slots=4, prefill_chunk=32) as engine:
+        outcomes = together(engine, [requests[i] for i in order])
+    assert_same(outcomes, [expected[precision][i] for i in order])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_two_threads_change_no_bit(
+    precision: str, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    requests = mixed_requests(bundles[precision])
+    with engine_on(bundles[precision], slots=8, threads=2) as engine:
+        assert_same(together(engine, requests), expected[precision])
+        assert_same(alone(engine, requests[:4]), expected[precision][:4])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("slots", [2, 16])
+def test_preemption_for_want_of_memory_changes_no_bit(
+    precision: str, slots: int, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    requests = mixed_requests(bundles[precision])
+    with engine_on(bundles[precision], slots=1) as engine:
+        token_bytes = engine.manifest.kv_bytes_per_token
+    memory = 128 * token_bytes
+    with engine_on(bundles[precision], slots=slots, kv_memory_bytes=memory) as engine:
+        outcomes = together(engine, requests)
+        assert engine.statistics().preemptions > 0
+    assert_same(outcomes, expected[precision])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_requests_that_come_and_go_while_others_run_change_no_bit(
+    precision: str, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    requests = mixed_requests(bundles[precision])
+    passing = [request([7, 8, 9 + i], max_tokens=60, seed=i, ignore_eos=True) for i in range(6)]
+    sink = Sink()
+    with engine_on(bundles[precision], slots=6, prefill_chunk=7) as engine:
+        ids = []
+        for index, one in enumerate(requests):
+            guest = engine.submit(passing[index % 6], Sink())
+            ids.append(engine.submit(one, sink))
+            if index % 3 == 2:
+                sink.wait_until(lambda id=ids[-2]: id in sink.outcomes)
+            engine.cancel(guest)
+        assert_same(sink.wait_for(ids), expected[precision])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_restart_changes_no_bit(
+    precision: str, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    requests = mixed_requests(bundles[precision])[:5]
+    for _ in range(2):
+        with engine_on(bundles[precision], slots=4) as engine:
+            assert_same(together(engine, requests), expected[precision][:5])
+
+
+def test_another_process_gives_the_same_bits(
+    bundles: dict[str, Path], expected: dict[str, list[Outcome]]
+) -> None:
+    script = (
+        "import sys; sys.path[:0] = sys.argv[1:3]; from pathlib import Path\n"
+        "from engines import engine_on, together; from test_exactness import mixed_requests\n"
+        "bundle = Path(sys.argv[3])\n"
+        "with engine_on(bundle, slots=3) as engine:\n"
+        "    for outcome in together(engine, mixed_requests(bundle)[:4]): print(outcome.bits())"
+    )
+    folder = Path(__file__).parent
+    command = [sys.executable, "-c", script, str(folder), str(folder.parent)]
+    ran = subprocess.run(
+        [*command, str(bundles["int8"])], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == [str(o.bits()) for o in expected["int8"][:4]]
+
+
+@pytest.mark.slow
+@pytest.mark.export
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_default_model_gives_the_same_bits_in_every_way(
+    precision: str, smollm2_gguf: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    export(smollm2_gguf, bundle, precision=precision)
+    requests = mixed_requests(bundle)
+    with engine_on(bundle, slots=1) as engine:
+        right = [together(engine, [one])[0] for one in requests]
+    for options in (
+        {"slots": 16, "prefill_chunk": 7},
+        {"slots": 5, "prefill_chunk": 32, "threads": 2},
+        {"slots": 16, "kv_memory_bytes": 130 * engine.manifest.kv_bytes_per_token},
+    ):
+        with engine_on(bundle, **options) as engine:
+            assert_same(together(engine, requests), right)
+            assert_same(together(engine, requests[::-1]), right[::-1])
