@@ -96,6 +96,16 @@ def by_token(vocab: int, following: Mapping[int, int]) -> Table:
     return table
 
 
+def readable(table: Table, tokenizer: Tokenizer) -> Table:
+    """Return ``table`` with all tokens banned but those that are printable ASCII."""
+    tokens = [tokenizer.decode([id], skip_special_tokens=True) for id in range(table.shape[1])]
+    banned = [
+        id for id, text in enumerate(tokens) if not (text.isascii() and text.isprintable() and text)
+    ]
+    table[:, banned] = -50.0
+    return table
+
+
 def by_position(vocab: int, scripts: Mapping[int, Sequence[int]]) -> Table:
     """Return a table float32 ``[positions, vocab]`` that says each script after a position.
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ortolan_server.body import ClientDisconnected
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.errors import ApiError, internal
-from ortolan_server.responses import send_json
+from ortolan_server.responses import send_json, send_json_and_linger
 
 logger = logging.getLogger("ortolan.server")
 
@@ -64,12 +64,17 @@ class Errors:
         except Exception as exc:
             error = self._error(exc, scope)
             if not has_started:
-                await self._answer(error, scope, send)
+                await self._answer(error, scope, receive, send)
 
-    async def _answer(self, error: ApiError, scope: Scope, send: Send) -> None:
+    async def _answer(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         dialect = self._dialect_of(scope["path"])
-        status = dialect.status(error)
-        await send_json(send, dialect.error(error), status=status, headers=error.headers)
+        status, document = dialect.status(error), dialect.error(error)
+        if error.headers.get("connection") == "close":
+            await send_json_and_linger(
+                send, receive, document, status=status, headers=error.headers
+            )
+        else:
+            await send_json(send, document, status=status, headers=error.headers)
 
     def _error(self, exc: Exception, scope: Scope) -> ApiError:
         if isinstance(exc, ApiError):

@@ -12,7 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ortolan_server.errors import INVALID_REQUEST
-from ortolan_server.responses import encode
+from ortolan_server.responses import LINGER_S, encode
 from ortolan_server.settings import ServerSettings
 
 _PHRASES = {
@@ -38,6 +38,7 @@ class _Guarded(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_in_header = True
+        self._is_refused = False
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,6 +61,8 @@ class _Guarded(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if self._is_in_header:
             # An upper bound: the body's first bytes may be among them, so the end is looked for.
             self._header_bytes += len(data)
@@ -124,15 +127,19 @@ class _Guarded(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._deadline = None
-        has_begun = self.cycle is not None and self.cycle.response_started
-        if has_begun and not self._is_in_header:
-            self.transport.close()
-        else:
-            self._refuse(408, "the request was not received in time")
+        self._refuse(408, "the request was not received in time")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error and close, below the application."""
+        """Answer with an error, below the application, and close when the client has seen it.
+
+        Closing at once would reset a connection on which more has been sent.
+        """
+        self._is_refused = True
         self._disarm()
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            self.transport.abort()  # a second answer would be read as part of the first
+            return
         body = encode(
             {"error": {"message": message, "type": INVALID_REQUEST, "param": None, "code": None}}
         )
@@ -141,4 +148,6 @@ class _Guarded(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER_S, self.transport.close)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from ortolan_runtime.events import TokenScore
 from ortolan_runtime.text import Tokenizer
 from ortolan_server.reply import Piece, PromptPart
@@ -59,21 +61,19 @@ def completions_logprobs(
     """
     if request.logprobs is None:
         return None
-    shown = with_prompt and piece.is_first
-    prompt = piece.prompt.scores if shown else ()
-    scores = (*prompt, *piece.tokens)
+    prompt = _as_shown(piece.prompt) if with_prompt and piece.is_first else []
+    scores = [*prompt, *piece.tokens]
     if not scores and piece.finish is None:
         return None
-    names = [_prompt_name(score, piece.prompt, tokenizer) for score in prompt[:1]]
-    names += [token_name(score, tokenizer) for score in scores[len(names) :]]
     start = len(piece.prompt.text) + piece.offset
+    names = [token_name(score, tokenizer) for score in scores]
+    if prompt and not prompt[0].text and tokenizer.is_special(prompt[0].id):
+        names[0] = ""  # a BOS that the text does not show
     return {
         "tokens": names,
         "token_logprobs": [_logprob(score) for score in scores],
         "top_logprobs": [top_map(score, tokenizer, request.logprobs) for score in scores],
-        "text_offset": [*_prompt_offsets(piece.prompt), *_offsets(piece.tokens, start)]
-        if shown
-        else _offsets(piece.tokens, start),
+        "text_offset": [*_offsets(prompt, 0), *_offsets(piece.tokens, start)],
     }
 
 
@@ -105,21 +105,21 @@ def _logprob(score: TokenScore) -> float | None:
     return None if score.logprob is None else shown_logprob(score.logprob)
 
 
-def _prompt_name(first: TokenScore, prompt: PromptPart, tokenizer: Tokenizer) -> str:
-    """Return the name of a prompt's first token, "" for a BOS that the text does not show."""
-    name = token_name(first, tokenizer)
-    return "" if tokenizer.is_special(first.id) and not prompt.text.startswith(name) else name
+def _as_shown(prompt: PromptPart) -> list[TokenScore]:
+    """Return a prompt's scores with each token's text as the prompt's own text has it.
 
-
-def _prompt_offsets(prompt: PromptPart) -> list[int]:
-    """Return where each token of a prompt begins; one that the text does not show takes no room."""
-    offsets = []
+    Decoding writes a BOS that the client did not, and a space before the first word.
+    """
+    shown = []
     position = 0
     for score in prompt.scores:
-        offsets.append(position)
-        if prompt.text.startswith(score.text, position):
-            position += len(score.text)
-    return offsets
+        text = score.text
+        if not prompt.text.startswith(text, position):
+            bare = text.removeprefix(" ")
+            text = bare if prompt.text.startswith(bare, position) else ""
+        position += len(text)
+        shown.append(msgspec.structs.replace(score, text=text))
+    return shown
 
 
 def _offsets(scores: Iterable[TokenScore], start: int) -> list[int]:

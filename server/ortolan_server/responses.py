@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Send
 
+LINGER_S = 1.0
+
 _encoder = msgspec.json.Encoder()
 Headers = Mapping[str, str]
 
@@ -27,6 +29,25 @@ async def send_json(
     fixed = {"content-type": "application/json", "content-length": str(len(body))}
     await send(_start(status, fixed | dict(headers or {})))
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_json_and_linger(
+    send: Send, receive: Receive, document: dict[str, Any], *, status: int, headers: Headers
+) -> None:
+    """Send a JSON document while the client may still be sending its body, which is thrown away.
+
+    Closing at once would reset the connection, and the answer could be lost with it.
+    """
+    body = encode(document)
+    fixed = {"content-type": "application/json", "content-length": str(len(body))}
+    await send(_start(status, fixed | dict(headers)))
+    await send_part(send, body)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (message := await receive())["type"] == "http.request":
+                if not message.get("more_body", False):
+                    break
+    await end_stream(send)
 
 
 async def start_stream(send: Send, headers: Headers) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripted import by_token, byte_level_tokenizer, write_bundle
+from scripted import by_token, byte_level_tokenizer, readable, write_bundle
 from serving import Json, Server, serving
 
 LONG_CONTEXT = 1 << 16
@@ -22,7 +22,7 @@ LONG_CONTEXT = 1 << 16
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Give a server with one slot and a model that talks for many seconds."""
     tokenizer = byte_level_tokenizer("Write", " a", " long")
-    table = by_token(tokenizer.get_vocab_size(), {})
+    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
     folder = tmp_path_factory.mktemp("endless") / "endless"
     write_bundle(folder, tokenizer, token_table=table, context_length=LONG_CONTEXT, name="endless")
     with serving(folder, options={"slots": 1}) as server:

@@ -1,0 +1,177 @@
+"""Limits below HTTP: what raw sockets can do to the server, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import Server, serving
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def hasty(babbling_bundle: Path) -> Iterator[Server]:
+    """Give a server with little patience."""
+    patience = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "stalled_reader_timeout_s": 0.5}
+    with serving(babbling_bundle, max_header_bytes=4096, max_connections=20, **patience) as server:
+        yield server
+
+
+def connect(server: Server) -> socket.socket:
+    """Return a connection."""
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, object]]:
+    """Return the status and the error of an answer that ends the connection."""
+    raw = b""
+    while part := connection.recv(65536):
+        raw += part
+    head, _, body = raw.partition(b"\r\n\r\n")
+    error: dict[str, object] = json.loads(body)["error"]
+    return int(head.split()[1]), error
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/comp", HEAD, HEAD + b"x-a: b\r\n"])
+def test_a_header_that_does_not_come_is_a_408(hasty: Server, start: bytes) -> None:
+    """Also when it comes a byte at a time."""
+    with connect(hasty) as connection:
+        connection.sendall(start)
+        status, error = answer(connection)
+    assert status == 408
+    assert error["message"]
+
+
+def test_a_body_that_does_not_come_is_a_408(hasty: Server) -> None:
+    """Its length was announced."""
+    with connect(hasty) as connection:
+        connection.sendall(HEAD + b"content-length: 50\r\n\r\n{")
+        assert answer(connection)[0] == 408
+
+
+def test_slow_bytes_do_not_extend_the_deadline(hasty: Server) -> None:
+    """One byte a tenth of a second."""
+    with connect(hasty) as connection:
+        started = time.monotonic()
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        try:
+            for _ in range(30):
+                connection.sendall(b"a")
+                time.sleep(0.1)
+        except OSError:
+            pass
+        assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_header_that_is_too_large_is_a_431(hasty: Server, count: int) -> None:
+    """In one piece or in many."""
+    with connect(hasty) as connection:
+        big = b"x-big: " + b"a" * 8000
+        for start in range(0, len(big), len(big) // count):
+            connection.sendall((HEAD if start == 0 else b"") + big[start : start + 8000 // count])
+        assert answer(connection)[0] == 431
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"get it now\r\n\r\n",
+        HEAD + b"content-length: -1\r\n\r\n",
+        HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http_is_a_400_in_json(hasty: Server, raw: bytes) -> None:
+    """uvicorn would answer in plain text."""
+    with connect(hasty) as connection:
+        connection.sendall(raw)
+        assert answer(connection)[0] == 400
+
+
+def test_a_reader_that_stalls_is_dropped(hasty: Server) -> None:
+    """So that its sequences do not run on into a buffer that nobody reads."""
+    fields = {"max_tokens": 60_000, "stream": True, "n": 8, "logprobs": 20, "temperature": 1}
+    body = json.dumps(hasty.body("x", **fields)).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", hasty.port))
+    with connection:
+        connection.sendall(HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(4)
+        assert _received(connection) < 16_000_000
+    assert hasty.complete("x", max_tokens=1)
+
+
+def _received(connection: socket.socket) -> int:
+    """Return how many bytes come before the end, which is a reset."""
+    received = 0
+    try:
+        while part := connection.recv(1 << 20):
+            received += len(part)
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def test_connections_over_the_limit_are_told_so(hasty: Server) -> None:
+    """At once, with a 503."""
+    held = [connect(hasty) for _ in range(25)]
+    try:
+        statuses = []
+        for connection in held[-3:]:
+            statuses.append(answer(connection)[0])
+        assert 503 in statuses
+    finally:
+        for connection in held:
+            connection.close()
+    time.sleep(0.1)
+    assert hasty.client.get("/health").status_code == 200
+
+
+def test_an_idle_connection_may_wait_between_requests(hasty: Server) -> None:
+    """The header's deadline begins with the request, not with the end of the last one."""
+    with connect(hasty) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            raw = b""
+            while not raw.endswith(b"}"):
+                raw += connection.recv(4096)
+            assert raw.startswith(b"HTTP/1.1 200")
+            time.sleep(0.8)
+
+
+def test_garbage_behind_a_request_does_not_get_into_its_answer(hasty: Server) -> None:
+    """The stream is cut instead."""
+    body = json.dumps(hasty.body("x", max_tokens=60_000, stream=True)).encode()
+    with connect(hasty) as connection:
+        connection.sendall(HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        connection.recv(64)
+        connection.sendall(b"\x00\x00\r\n\r\n")
+        raw = b""
+        try:
+            while part := connection.recv(65536):
+                raw += part
+        except ConnectionResetError:
+            pass
+    assert b"HTTP/1.1" not in raw
+
+
+def test_expect_100_continue_is_answered(hasty: Server) -> None:
+    """curl waits for it before it sends a large body."""
+    body = json.dumps(hasty.body("x", max_tokens=1)).encode()
+    with connect(hasty) as connection:
+        head = f"expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(HEAD + head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 100")
+        connection.sendall(body)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
