@@ -73,11 +73,11 @@ class Stepper:
         """Take new sequences in."""
         for id, request in arrivals:
             sequence = GeneratedSequence(id, request, self._tokenizer)
-            self._sequences[id] = sequence
             if request.max_tokens == 0 and request.prompt_logprobs is None:
-                self._end(sequence, sequence.finish("length"))
-            else:
-                self._scheduler.add(sequence.work)
+                self._events.append((id, sequence.finish("length")))
+                continue
+            self._sequences[id] = sequence
+            self._scheduler.add(sequence.work)
 
     def cancel(self, id: int) -> None:
         """End one sequence, if it has not ended."""

@@ -11,9 +11,11 @@ import tokenizers
 from hypothesis import settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ortolan_runtime.text import Tokenizer
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-sys.path.insert(0, str(Path(__file__).parent))  # for engines.py
+from ortolan_runtime.text import Tokenizer
+from scripted import by_token, byte_ids, byte_level_tokenizer, write_bundle
 
 # The machine's speed is no property of the code, so no deadline; the same examples on every run,
 # so that a failure in CI is a failure everywhere.
@@ -85,3 +87,16 @@ def _sentencepiece(kind: str) -> tokenizers.Tokenizer:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def alphabet_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a bundle that says the alphabet: "a" is followed by "b", and "z" by the EOS."""
+    raw = byte_level_tokenizer()
+    ids = [byte_ids(raw)[byte] for byte in b"abcdefghijklmnopqrstuvwxyz"]
+    eos = raw.token_to_id("<eos>")
+    table = by_token(raw.get_vocab_size(), dict(zip(ids, [*ids[1:], eos], strict=True)))
+    folder = tmp_path_factory.mktemp("alphabet") / "alphabet"
+    return write_bundle(
+        folder, raw, token_table=table, eos=(eos,), context_length=128, name="alphabet"
+    )

@@ -9,10 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ortolan_runtime.bundle import open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.events import Ending, Event, TokenScore
+from ortolan_runtime.kvcache import KVCache
+from ortolan_runtime.model import Ids, Model, Output
 from ortolan_runtime.params import GenerationRequest, SamplingParams
+from ortolan_runtime.scheduler import Scheduler
+from ortolan_runtime.stepper import Stepper
+from ortolan_runtime.text import Tokenizer
 
 TIMEOUT_S = 60.0
 
@@ -105,3 +113,79 @@ def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Outc
 def alone(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Outcome]:
     """Run one request after the other."""
     return [together(engine, [one])[0] for one in requests]
+
+
+class Seam:
+    """A model as it is; what stands in for one overrides ``prefill`` or ``decode``."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.length = model.length
+
+    def prefill(self, row: int, tokens: Ids, past: int, positions: Ids) -> Output:
+        return self._model.prefill(row, tokens, past, positions)
+
+    def decode(self, tokens: Ids, past: npt.NDArray[np.int32]) -> Output:
+        return self._model.decode(tokens, past)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class Gate(Seam):
+    """Stops before every run of the model until the test lets it go on."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self._passes = threading.Semaphore(0)
+        self._reached = threading.Semaphore(0)
+
+    def prefill(self, row: int, tokens: Ids, past: int, positions: Ids) -> Output:
+        self._wait()
+        return super().prefill(row, tokens, past, positions)
+
+    def decode(self, tokens: Ids, past: npt.NDArray[np.int32]) -> Output:
+        self._wait()
+        return super().decode(tokens, past)
+
+    def reach(self) -> None:
+        """Wait until the engine is about to run the model."""
+        assert self._reached.acquire(timeout=TIMEOUT_S)
+
+    def go(self, steps: int = 1) -> None:
+        """Let that many runs pass."""
+        self._passes.release(steps)
+
+    def open(self) -> None:
+        """Let everything pass from now on."""
+        self._passes.release(1 << 20)
+
+    def _wait(self) -> None:
+        self._reached.release()
+        assert self._passes.acquire(timeout=TIMEOUT_S)
+
+
+@contextmanager
+def engine_around(
+    bundle: Path,
+    wrap: Callable[[Model], Any],
+    *,
+    slots: int = 4,
+    prefill_chunk: int = 256,
+    queue_limit: int = 1024,
+) -> Iterator[tuple[Engine, Any]]:
+    """Give an engine whose model is ``wrap``'s, and that model."""
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    model = Model(opened, rows=2 * slots, length=manifest.context_length, threads=1)
+    wrapped = wrap(model)
+    cache = KVCache(model, rows=2 * slots, budget_tokens=slots * manifest.context_length)
+    scheduler = Scheduler(cache, slots=slots, prefill_chunk=prefill_chunk, scoring_chunk=64)
+    tokenizer = Tokenizer(
+        opened.tokenizer_path,
+        bos_token_id=manifest.bos_token_id,
+        eos_token_ids=manifest.eos_token_ids,
+    )
+    stepper = Stepper(wrapped, tokenizer, cache, scheduler)
+    with Engine(opened, wrapped, tokenizer, stepper, queue_limit) as engine:
+        yield engine, wrapped
