@@ -16,7 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from ortolan_runtime.bundle import GRAPH_NAME, TOKENIZER_NAME, Manifest, write_manifest
+from ortolan_runtime.bundle import (
+    CHAT_TEMPLATE_NAME,
+    GRAPH_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    write_manifest,
+)
 
 Table = npt.NDArray[np.float32]
 
@@ -132,6 +138,7 @@ def write_bundle(
     bos: int | None = None,
     context_length: int = 256,
     name: str = "scripted",
+    chat_template: str | None = None,
 ) -> Path:
     """Write a bundle that follows the tables; positions beyond the second one repeat its last."""
     vocab = token_table.shape[1]
@@ -139,6 +146,8 @@ def write_bundle(
         position_table = np.zeros((1, vocab), np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / TOKENIZER_NAME))
+    if chat_template is not None:
+        (folder / CHAT_TEMPLATE_NAME).write_text(chat_template)
     onnx.save(_graph(token_table, position_table), str(folder / GRAPH_NAME))
     manifest = Manifest(
         name=name,

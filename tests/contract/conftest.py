@@ -4,6 +4,7 @@
 - ``plain``: a scripted model with a byte-level tokenizer and no BOS, context 256; it babbles.
 - ``pieces``: a scripted model with a SentencePiece-like tokenizer and a BOS.
 - ``actor``: a scripted model that says fixed things after prompts of certain lengths (``LINES``).
+- ``speaker``: a scripted model for the golden pairs: it knows the capital of France.
 - ``keyed``: ``plain`` behind a key, with an origin that browsers may call from.
 - ``strict``: ``plain`` under ``--strict``; ``narrow``: ``plain`` with one slot and a short queue.
 """
@@ -14,12 +15,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripted import (
+    LIKELY,
     by_position,
     by_token,
     byte_ids,
@@ -137,3 +140,32 @@ def _id_of(tokenizer: Tokenizer, token: int | str) -> int:
     if token < 0 or token >= 256:
         return token
     return byte_ids(tokenizer)[token]
+
+
+@pytest.fixture(scope="session")
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give a server that knows the capital of France, and doubts it a little.
+
+    It expects "The capital of France is", then " Paris" or " Lyon", then "." or "!".
+    """
+    words = ("The", " capital", " of", " France", " is", " Paris", " Lyon", "user", "assistant")
+    tokenizer = byte_level_tokenizer(*words)
+    vocab = tokenizer.get_vocab_size()
+    table = np.full((16, vocab), -9.0, np.float32)
+    expected = [{" capital": 2}, {" of": 4}, {" France": 1}, {" is": 3}]
+    for position, likely in enumerate([*expected, {" Paris": 3, " Lyon": 1}, {".": 2, "!": 1}]):
+        for word, logit in likely.items():
+            table[position, _id_of(tokenizer, word)] = logit
+    table[6:, EOS] = LIKELY
+    folder = tmp_path_factory.mktemp("speaker") / "speaker"
+    write_bundle(
+        folder,
+        tokenizer,
+        token_table=np.zeros((vocab, vocab), np.float32),
+        position_table=table,
+        eos=[EOS],
+        name="speaker",
+        chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
+    )
+    with serving(folder) as server:
+        yield server
