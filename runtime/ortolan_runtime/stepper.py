@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ortolan_runtime.events import Event
+from ortolan_runtime.events import Ending, Event
 from ortolan_runtime.kvcache import KVCache
 from ortolan_runtime.model import Logits, Model, Output
 from ortolan_runtime.params import GenerationRequest
@@ -27,6 +27,10 @@ logger = logging.getLogger("ortolan.engine")
 
 Arrivals = Sequence[tuple[int, GenerationRequest]]
 Events = list[tuple[int, Event]]
+
+_UNREADABLE = "the prompt could not be taken in"
+_UNDRAWN = "the next token could not be drawn"
+_NOT_A_NUMBER = "the model's output is not a number"
 
 
 class Statistics(msgspec.Struct, kw_only=True):
@@ -72,7 +76,13 @@ class Stepper:
     def add_all(self, arrivals: Arrivals) -> None:
         """Take new sequences in."""
         for id, request in arrivals:
-            sequence = GeneratedSequence(id, request, self._tokenizer)
+            try:
+                sequence = GeneratedSequence(id, request, self._tokenizer)
+            except Exception:
+                logger.exception("sequence %d could not be made", id)
+                ending = Ending(reason="error", completion_tokens=0, error=_UNREADABLE)
+                self._events.append((id, Event(ending=ending)))
+                continue
             if request.max_tokens == 0 and request.prompt_logprobs is None:
                 self._events.append((id, sequence.finish("length")))
                 continue
@@ -165,19 +175,40 @@ class Stepper:
         """Sample one token for each sequence and tell of it."""
         if not sequences:
             return
-        sampled = sample(logits, logsumexp, [s.sampling_state() for s in sequences])
-        for i, sequence in enumerate(sequences):
-            if not sampled.is_valid[i]:
-                self._fail(sequence, "the model's output is not a number")
+        drawn = self._draw(sequences, logits, logsumexp)
+        for i, (sequence, token) in enumerate(zip(sequences, drawn, strict=True)):
+            if isinstance(token, str):
+                self._fail(sequence, token)
                 continue
             try:
-                event = sequence.push(int(sampled.tokens[i]), logits[i], logsumexp[i])
+                event = sequence.push(token, logits[i], logsumexp[i])
             except Exception:
                 logger.exception("sequence %d failed", sequence.id)
                 self._fail(sequence, "the text could not be decoded")
                 continue
             self.statistics.generated_tokens += 1
             self._tell(sequence, event)
+
+    def _draw(
+        self,
+        sequences: Sequence[GeneratedSequence],
+        logits: Logits,
+        logsumexp: npt.NDArray[np.float32],
+    ) -> list[int | str]:
+        """Return the next token of each sequence, or what went wrong with it.
+
+        Rows are independent, so when one of them raises, each is drawn alone.
+        """
+        try:
+            sampled = sample(logits, logsumexp, [s.sampling_state() for s in sequences])
+        except Exception:
+            if len(sequences) == 1:
+                logger.exception("sequence %d could not be sampled", sequences[0].id)
+                return [_UNDRAWN]
+            rows = [slice(i, i + 1) for i in range(len(sequences))]
+            return [self._draw(sequences[r], logits[r], logsumexp[r])[0] for r in rows]
+        pairs = zip(sampled.tokens.tolist(), sampled.is_valid, strict=True)
+        return [token if is_valid else _NOT_A_NUMBER for token, is_valid in pairs]
 
     def _tell(self, sequence: GeneratedSequence, event: Event) -> None:
         if event.ending is not None:

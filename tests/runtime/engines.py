@@ -173,6 +173,7 @@ def engine_around(
     slots: int = 4,
     prefill_chunk: int = 256,
     queue_limit: int = 1024,
+    kind: type[Engine] = Engine,
 ) -> Iterator[tuple[Engine, Any]]:
     """Give an engine whose model is ``wrap``'s, and that model."""
     opened = open_bundle(bundle)
@@ -187,5 +188,5 @@ def engine_around(
         eos_token_ids=manifest.eos_token_ids,
     )
     stepper = Stepper(wrapped, tokenizer, cache, scheduler)
-    with Engine(opened, wrapped, tokenizer, stepper, queue_limit) as engine:
+    with kind(opened, wrapped, tokenizer, stepper, queue_limit) as engine:
         yield engine, wrapped
