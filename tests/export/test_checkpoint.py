@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -133,14 +134,27 @@ def test_progress_reaches_its_end_in_every_stage(checkpoint: Path, tmp_path: Pat
     assert all(done == total for done, total in last.values())
 
 
-def test_a_terminal_sees_a_progress_bar(checkpoint: Path, tmp_path: Path) -> None:
+def _run_in_terminal(command: list[Any]) -> tuple[bytes, bytes]:
+    """Return what a command writes to stdout, and to a terminal as its stderr.
+
+    The terminal is read while the command runs: a full terminal (4 KB) stops whoever writes to it.
+    """
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (24, 80))
-    os.set_blocking(leader, False)
-    command = [sys.executable, "-m", "ortolan_export", checkpoint, tmp_path / "out"]
-    finished = subprocess.run(command, stderr=follower, stdout=subprocess.PIPE, check=True)
-    seen = os.read(leader, 1 << 16)  # before the last writer leaves, or it is lost
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower)
     os.close(follower)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the last writer has left
+        while block := os.read(leader, 1 << 12):
+            seen += block
     os.close(leader)
+    printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    return printed, seen
+
+
+def test_a_terminal_sees_a_progress_bar(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ortolan_export", checkpoint, tmp_path / "out"]
+    printed, seen = _run_in_terminal(command)
     assert b"writing weights" in seen
-    assert finished.stdout.startswith(f"{tmp_path / 'out'}: model, llama, int8".encode())
+    assert printed.startswith(f"{tmp_path / 'out'}: model, llama, int8".encode())
