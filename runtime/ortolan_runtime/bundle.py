@@ -236,7 +236,7 @@ def _read_manifest(path: Path) -> Manifest:
                 "export the model again with this version of ortolan"
             )
         manifest = _manifest_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BundleError(f"{file} is damaged ({exc}); export the model again") from exc
     for needed in (GRAPH_NAME, TOKENIZER_NAME):
         if manifest.file(needed) is None:
