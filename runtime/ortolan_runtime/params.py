@@ -50,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _require("bad_words", len(word) > 0, "must hold no empty word", word)
         in_range = SEED_MIN <= self.seed <= SEED_MAX
         _require("seed", in_range, "must be a signed 64-bit integer", self.seed)
+        _require("choice", 0 <= self.choice <= SEED_MAX, "must be >= 0", self.choice)
 
     @property
     def is_greedy(self) -> bool:
