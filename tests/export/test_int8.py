@@ -148,3 +148,12 @@ def test_int8_logprobs_are_near_those_of_float32(
     )
     likely = fp32 > -7
     assert np.abs(int8 - fp32)[likely].mean() < 0.1
+
+
+def test_the_logsumexp_of_a_row_has_the_same_bits_in_a_batch_of_any_size(tiny_bundle: Path) -> None:
+    runner = GraphRunner(tiny_bundle, open_bundle(tiny_bundle).manifest, rows=1, length=64)
+    prompt = np.random.default_rng(8).integers(0, 256, 40).tolist()
+    alone = [runner.run([prompt], [0], [place])[1][0] for place in range(40)]
+    for count in range(2, 12):
+        _, together = runner.run([prompt], [0], list(range(count)))
+        assert together.tobytes() == np.array(alone[:count]).tobytes()
