@@ -115,6 +115,31 @@ def alone(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Outcome
     return [together(engine, [one])[0] for one in requests]
 
 
+def mixed_requests(bundle: Path) -> list[GenerationRequest]:
+    """Return a dozen requests that differ in length, parameters and what they ask for."""
+    with engine_on(bundle, slots=1) as engine:
+        encode = engine.tokenizer.encode
+        first = engine.tokenizer.bos_token_id or 0
+        story = encode("Alice was beginning to get very tired of sitting by her sister on the bank")
+        other = encode("The Queen said nothing, and the King looked anxiously at the")
+    common: dict[str, Any] = {"logprobs": 3, "ignore_eos": True}
+    return [
+        request(story, max_tokens=12, temperature=0.0, **common),
+        request(story, max_tokens=20, seed=1, **common),
+        request(story, max_tokens=20, seed=1, choice=1, **common),
+        request(story[:9], max_tokens=70, seed=2, top_p=0.9, temperature=0.7, **common),
+        request(other, max_tokens=25, seed=3, top_k=20, temperature=1.3, **common),
+        request(other[:5], max_tokens=80, seed=-4, min_p=0.05, **common),
+        request([*story[:12], *other], max_tokens=15, seed=5, frequency_penalty=0.7, **common),
+        request(story[:1], max_tokens=70, seed=6, **common),
+        request(story[:2], max_tokens=60, seed=7, repetition_penalty=1.3, **common),
+        request([first], max_tokens=50, seed=8, **common),
+        request(other, max_tokens=6, seed=9, prompt_logprobs=2, **common),
+        request(story, max_tokens=10, seed=10, stop=("e",), stop_token_ids=(5,), logprobs=0),
+        request(story[::-1] + other, max_tokens=10, temperature=0.0, **common),
+    ]
+
+
 class Seam:
     """A model as it is; what stands in for one overrides ``prefill`` or ``decode``."""
 

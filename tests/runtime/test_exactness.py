@@ -10,13 +10,11 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engines import Outcome, Sink, alone, engine_on, request, together
+from engines import Outcome, Sink, alone, engine_on, mixed_requests, request, together
 
 from ortolan_export.native import export
-from ortolan_runtime.params import GenerationRequest
 
 PRECISIONS = ["int8", "fp32"]
 
@@ -24,31 +22,6 @@ PRECISIONS = ["int8", "fp32"]
 @pytest.fixture(scope="module")
 def bundles(glass_bundle: Path, glass_bundle_fp32: Path) -> dict[str, Path]:
     return {"int8": glass_bundle, "fp32": glass_bundle_fp32}
-
-
-def mixed_requests(bundle: Path) -> list[GenerationRequest]:
-    """Return a dozen requests that differ in length, parameters and what they ask for."""
-    with engine_on(bundle, slots=1) as engine:
-        encode = engine.tokenizer.encode
-        first = engine.tokenizer.bos_token_id or 0
-        story = encode("Alice was beginning to get very tired of sitting by her sister on the bank")
-        other = encode("The Queen said nothing, and the King looked anxiously at the")
-    common: dict[str, Any] = {"logprobs": 3, "ignore_eos": True}
-    return [
-        request(story, max_tokens=12, temperature=0.0, **common),
-        request(story, max_tokens=20, seed=1, **common),
-        request(story, max_tokens=20, seed=1, choice=1, **common),
-        request(story[:9], max_tokens=70, seed=2, top_p=0.9, temperature=0.7, **common),
-        request(other, max_tokens=25, seed=3, top_k=20, temperature=1.3, **common),
-        request(other[:5], max_tokens=80, seed=-4, min_p=0.05, **common),
-        request([*story[:12], *other], max_tokens=15, seed=5, frequency_penalty=0.7, **common),
-        request(story[:1], max_tokens=70, seed=6, **common),
-        request(story[:2], max_tokens=60, seed=7, repetition_penalty=1.3, **common),
-        request([first], max_tokens=50, seed=8, **common),
-        request(other, max_tokens=6, seed=9, prompt_logprobs=2, **common),
-        request(story, max_tokens=10, seed=10, stop=("e",), stop_token_ids=(5,), logprobs=0),
-        request(story[::-1] + other, max_tokens=10, temperature=0.0, **common),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +135,13 @@ def test_another_process_gives_the_same_bits(
     bundles: dict[str, Path], expected: dict[str, list[Outcome]]
 ) -> None:
     script = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; from pathlib import Path\n"
-        "from engines import engine_on, together; from test_exactness import mixed_requests\n"
-        "bundle = Path(sys.argv[3])\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "from engines import engine_on, mixed_requests, together\n"
+        "bundle = Path(sys.argv[2])\n"
         "with engine_on(bundle, slots=3) as engine:\n"
         "    for outcome in together(engine, mixed_requests(bundle)[:4]): print(outcome.bits())"
     )
-    folder = Path(__file__).parent
-    command = [sys.executable, "-c", script, str(folder), str(folder.parent)]
+    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
     ran = subprocess.run(
         [*command, str(bundles["int8"])], capture_output=True, text=True, check=True
     )
