@@ -126,6 +126,31 @@ def test_those_without_a_slot_wait_in_the_order_of_arrival() -> None:
     assert steps(scheduler, 1) == ["prefill 2 0+2"]
 
 
+def test_one_that_waits_for_memory_is_not_overtaken_by_smaller_ones() -> None:
+    scheduler = scheduler_of(budget=100)
+    first = work(1, range(60))
+    scheduler.add(first)
+    steps(scheduler, 16)
+    scheduler.add(work(2, range(100, 160)))
+    scheduler.add(work(3, [500, 501]))
+    assert steps(scheduler, 1) == ["decode 1"]
+    scheduler.remove(first)
+    assert steps(scheduler, 1) == ["prefill 2 0+4"]
+
+
+def test_newcomers_without_end_do_not_keep_a_long_prompt_from_its_turns() -> None:
+    scheduler = scheduler_of(slots=4, chunk=4)
+    scheduler.add(work(1, range(40)))
+    newcomer = work(2, [1002, 1003])
+    for id in range(2, 32):
+        newcomer = work(id, [1000 + id, 2000 + id])
+        scheduler.add(newcomer)
+        seen = steps(scheduler, 3)
+        assert any(step.startswith(("prefill 1 ", "decode 1")) for step in seen)
+        scheduler.remove(newcomer)
+    assert len(newcomer.tokens) > 2  # the newcomers had theirs, too
+
+
 def test_equal_prompts_decode_from_the_same_logits() -> None:
     scheduler = scheduler_of()
     for id in (1, 2, 3):

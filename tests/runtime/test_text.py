@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortolan_runtime.errors import BundleError, InvalidParameter
+from ortolan_runtime.sequence import prompt_pieces
 from ortolan_runtime.text import IncrementalDecoder, Tokenizer
 
 KINDS = ["byte-level", "llama", "gemma", "metaspace"]
@@ -103,6 +104,22 @@ def test_text_cut_into_prompt_and_output_anywhere_is_whole_again(
         for cut in range(len(ids)):
             pieces = decoded(tokenizer, ids[:cut], ids[cut:], skip=True)
             assert "".join(pieces) == added_text(tokenizer, ids[:cut], ids[cut:], skip=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pieces_of_a_prompt_join_to_its_text_special_tokens_and_all(
+    kind: str, make_tokenizer: MakeTokenizer
+) -> None:
+    tokenizer = make_tokenizer(kind)
+
+    @settings(max_examples=100)
+    @given(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=30))
+    def check(ids: list[int]) -> None:
+        pieces = prompt_pieces(tokenizer, tuple(ids))
+        assert len(pieces) == len(ids)
+        assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+    check()
 
 
 @pytest.mark.parametrize("kind", KINDS)
