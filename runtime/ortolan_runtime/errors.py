@@ -3,10 +3,10 @@
     OrtolanError
     ├── BundleError              the bundle is missing, damaged, or of another format
     ├── ProviderError            the execution provider that was asked for is not there
-    ├── InvalidParameter         a request's field is out of its range (names field, value and
-    range) │   └── ContextLengthExceeded   prompt and completion do not fit into the context ├──
-    EngineBusy               the queue is full; try again later └── EngineClosed             the
-    engine is draining, closed, or its thread has died
+    ├── InvalidParameter         a request's field is out of its range
+    │   └── ContextLengthExceeded    prompt and completion do not fit into the context
+    ├── EngineBusy               the queue is full; try again later
+    └── EngineClosed             the engine is draining, closed, or its thread has died
 
 Errors of onnxruntime and tokenizers are translated where they are called, never above.
 """
