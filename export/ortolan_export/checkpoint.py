@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 from tokenizers import Tokenizer
 
-from ortolan_export.errors import SourceError, UnsupportedModel
+from ortolan_export.errors import SourceError
 from ortolan_export.source import Float32, Texts
 from ortolan_runtime.bundle import GenerationDefaults
 
@@ -35,6 +35,7 @@ class HuggingFaceCheckpoint:
         self.files: Sequence[Path] = (path / "config.json", *weight_files)
         self._home: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.unreadable: dict[str, str] = {}
         for file in weight_files:
             self._list_tensors(file)
 
@@ -70,10 +71,11 @@ class HuggingFaceCheckpoint:
                 piece = file.get_slice(name)
                 if piece.get_dtype() not in _FLOAT_TYPES and piece.get_shape():
                     known = ", ".join(sorted(_FLOAT_TYPES))
-                    raise UnsupportedModel(
+                    self.unreadable[name] = (
                         f"{path}: tensor {name} must be one of {known}, got {piece.get_dtype()}; "
                         "export the checkpoint before it was quantised"
                     )
+                    continue
                 self._home[name] = path
                 self.shapes[name] = tuple(piece.get_shape())
 

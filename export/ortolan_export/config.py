@@ -12,8 +12,9 @@ from ortolan_export.errors import SourceError
 class Config:
     """A model's configuration: its own fields over the defaults of its family.
 
-    A field that is null counts as absent, except through ``get``. Every message names ``origin``
-    (the file), the field and what was found.
+    ``names`` gives the file's own name of a field where it differs from the one asked for;
+    ``defaults`` go by the names asked for. A field that is null counts as absent, except through
+    ``get``. Every message names ``origin`` (the file), the field and what was found.
     """
 
     def __init__(
@@ -21,15 +22,18 @@ class Config:
         fields: Mapping[str, Any],
         *,
         defaults: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
         origin: str = "config.json",
     ) -> None:
         self.fields = dict(fields)
         self.defaults = dict(defaults or {})
+        self.names = dict(names or {})
         self.origin = origin
 
     def get(self, field: str) -> Any:
         """Return the field as it stands, null included; else the default; else None."""
-        return self.fields[field] if field in self.fields else self.defaults.get(field)
+        name = self.names.get(field, field)
+        return self.fields[name] if name in self.fields else self.defaults.get(field)
 
     def has(self, field: str) -> bool:
         """Return whether the field or its default holds a value."""
@@ -89,14 +93,15 @@ class Config:
     def wrong(self, field: str, requirement: str, value: object) -> SourceError:
         """Return the error for a field that holds ``value``."""
         shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:79]}…"
-        return SourceError(f"{self.origin}: {field} {requirement}, got {shown}")
+        name = self.names.get(field, field)
+        return SourceError(f"{self.origin}: {name} {requirement}, got {shown}")
 
     def _value(self, field: str, otherwise: Any) -> Any:
         value = self.get(field)
         if value is None:
             value = otherwise
         if value is None:
-            raise SourceError(f"{self.origin}: {field} is missing")
+            raise SourceError(f"{self.origin}: {self.names.get(field, field)} is missing")
         return value
 
 

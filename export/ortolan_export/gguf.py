@@ -60,6 +60,7 @@ class GGUFCheckpoint:
             name: tuple(int(size) for size in reversed(tensor.shape))
             for name, tensor in self._tensors.items()
         }
+        self.unreadable: Mapping[str, str] = {}
         self._refuse_unknown_types()
         self.config: Mapping[str, Any] = self._read_config()
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from ortolan_export.architectures.arrangement import ArrangedTensors
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
-from ortolan_export.blocks import NAMES, Blocks
+from ortolan_export.attention import NAMES
+from ortolan_export.blocks import Blocks
 from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
 from ortolan_export.errors import SourceError
 from ortolan_export.gguf import GGUFCheckpoint
@@ -67,7 +69,7 @@ def export(
     """
     say = report or _say_nothing
     checkpoint = open_checkpoint(source)
-    decoder = plan_decoder(checkpoint.config, checkpoint.shapes, context_length)
+    decoder = plan_decoder(checkpoint, context_length)
     texts = checkpoint.texts()
     prompts = _golden_prompts(texts, decoder)
     with new_folder(out) as folder:
@@ -101,7 +103,7 @@ def _write_graph(
         done += elements
         say("writing weights", min(done, total), total)
 
-    tensors = CheckedTensors(checkpoint, count)
+    tensors = ArrangedTensors(CheckedTensors(checkpoint, count), decoder)
     with WeightFile(folder / WEIGHTS_NAME) as weights:
         graph = GraphBuilder(weights)
         linears = _LINEARS[precision](graph, tensors)

@@ -7,7 +7,7 @@ frequencies, and some multiply the table by an attention factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,9 +16,11 @@ from ortolan_export.config import Config
 from ortolan_export.errors import UnsupportedModel
 from ortolan_export.source import Float32
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers in a config.json
+
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """How positions rotate a head's ``dim`` values.
+    """How positions rotate the first ``dim`` values of a head.
 
     ``divisors`` float32 ``[dim / 2]`` divide the plain inverse frequencies ``theta^(-2i/dim)``;
     ``attention_factor`` multiplies cos and sin. ``reach`` is the number of positions for which the
@@ -52,40 +54,50 @@ class _Scaling(msgspec.Struct, frozen=True, kw_only=True):
         return (np.float32(self.theta) ** -exponents).astype(np.float32)
 
 
-def read_rope(config: Config, *, dim: int, max_positions: int, context_length: int | None) -> Rope:
-    """Return the rotary embedding that ``config`` describes, in either of its two styles.
+def read_ropes(
+    config: Config,
+    kinds: Sequence[str | None],
+    *,
+    head_size: int,
+    local_field: str | None,
+    max_positions: int,
+    context_length: int | None,
+) -> tuple[Rope | None, ...]:
+    """Return the rotary embedding of each layer, by the kind of its attention.
 
-    Older files hold ``rope_theta`` and ``rope_scaling``, newer ones both in ``rope_parameters``.
-    Raises UnsupportedModel for a type that is not known.
+    ``kinds`` holds full_attention, sliding_attention or, for a layer that does not rotate, None.
+    Older files hold ``rope_theta`` and ``rope_scaling``, newer ones both in ``rope_parameters``,
+    which may have a part for each kind. Raises UnsupportedModel for a type that is not known.
     """
-    section = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
-    _refuse_nested(section)
-    _refuse_partial(config, section)
-    scale = _scaling_function(section)
-    theta = section.positive("rope_theta", otherwise=config.positive("rope_theta"))
-    if config.has("original_max_position_embeddings"):  # Phi-3 keeps it outside
-        section.fields["original_max_position_embeddings"] = config.get(
-            "original_max_position_embeddings"
+    ropes: dict[str | None, Rope | None] = {None: None}
+    for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
+        section = _section(config, kind, local_field)
+        scale = _scaling_function(section)
+        ropes[kind] = scale(
+            _Scaling(
+                config=section,
+                dim=_rotated_size(config, section, head_size),
+                theta=section.positive("rope_theta", otherwise=config.positive("rope_theta")),
+                max_positions=max_positions,
+                context_length=context_length or max_positions,
+            )
         )
-    return scale(
-        _Scaling(
-            config=section,
-            dim=dim,
-            theta=theta,
-            max_positions=max_positions,
-            context_length=context_length or max_positions,
-        )
-    )
+    return tuple(ropes[kind] for kind in kinds)
 
 
-def rope_tables(rope: Rope, length: int) -> tuple[Float32, Float32]:
-    """Return cos and sin for positions 0 to ``length - 1``, float32 ``[length, dim / 2]``."""
+def rope_tables(rope: Rope, length: int, head_size: int) -> tuple[Float32, Float32]:
+    """Return cos and sin for positions 0 to ``length - 1``, float32 ``[length, head_size / 2]``.
+
+    Pairs past the rotated ones turn by no angle.
+    """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     powers = np.float32(rope.theta) ** exponents
     frequencies = 1 / (np.array(rope.divisors, np.float32) * powers)
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies[None].astype(np.float32)
     factor = np.float32(rope.attention_factor)
-    return np.cos(angles) * factor, np.sin(angles) * factor
+    rest = ((0, 0), (0, (head_size - rope.dim) // 2))
+    cos = np.pad(np.cos(angles) * factor, rest, constant_values=1)
+    return cos, np.pad(np.sin(angles) * factor, rest)
 
 
 def _scaling_function(section: Config) -> Callable[[_Scaling], Rope]:
@@ -99,23 +111,38 @@ def _scaling_function(section: Config) -> Callable[[_Scaling], Rope]:
     return _SCALINGS[kind]
 
 
-def _refuse_nested(section: Config) -> None:
+def _section(config: Config, kind: str, local_field: str | None) -> Config:
+    """Return the part of a configuration that describes one kind of layer."""
+    section = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+    own = section.get(kind)
+    if isinstance(own, Mapping):
+        return Config(own, origin=f"{section.origin}: {kind}")
     if any(isinstance(value, Mapping) for value in section.fields.values()):
         raise UnsupportedModel(
-            f"{section.origin} must be one set of values, got one for each kind of layer; "
-            "this is not supported"
+            f"{section.origin} must hold one set of values, or one named {kind}, "
+            f"got {', '.join(section.fields)}; this is not supported"
         )
+    if kind == SLIDING and local_field is not None:
+        return Config({"rope_theta": config.positive(local_field)}, origin=config.origin)
+    if config.has("original_max_position_embeddings"):  # Phi-3 keeps it outside
+        section.fields["original_max_position_embeddings"] = config.get(
+            "original_max_position_embeddings"
+        )
+    return section
 
 
-def _refuse_partial(config: Config, section: Config) -> None:
-    factor = section.number(
-        "partial_rotary_factor", otherwise=config.number("partial_rotary_factor", otherwise=1.0)
-    )
-    if factor != 1.0:
+def _rotated_size(config: Config, section: Config, head_size: int) -> int:
+    """Return how many of a head's values are rotated."""
+    field = "partial_rotary_factor"
+    factor = section.number(field, otherwise=config.number(field, otherwise=1.0))
+    if factor != 1.0 and field not in config.defaults:
         raise UnsupportedModel(
-            f"{config.origin}: partial_rotary_factor must be 1.0 for this architecture, "
-            f"got {factor}"
+            f"{config.origin}: {field} must be 1.0 for this architecture, got {factor}"
         )
+    size = int(head_size * factor)
+    if not 0 < size <= head_size or size % 2:
+        raise config.wrong(field, f"must leave an even part of a head of {head_size}", factor)
+    return size
 
 
 def _plain(scaling: _Scaling) -> Rope:

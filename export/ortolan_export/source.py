@@ -55,7 +55,14 @@ class Checkpoint(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor, without reading any."""
+        """Return the shape of every tensor that can be read, without reading any."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Return the tensors of types that cannot be read, and what to say of each.
+
+        Some checkpoints carry masks; a tensor that matters must not be among them.
+        """
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
         """Return rows ``start`` to ``stop`` of a tensor as float32."""

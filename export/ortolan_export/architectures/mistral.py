@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from ortolan_export.architectures.family import Architecture
-from ortolan_export.config import Config
-
-
-def _windows(config: Config) -> tuple[int, ...]:
-    width = config.count("sliding_window") if config.has("sliding_window") else 0
-    return (width,) * config.count("num_hidden_layers")
-
+from ortolan_export.architectures.windows import every_layer
 
 MISTRAL = Architecture(
     model_type="mistral",
@@ -22,5 +16,5 @@ MISTRAL = Architecture(
         "sliding_window": 4096,
         "tie_word_embeddings": False,
     },
-    windows=_windows,
+    windows=every_layer,
 )

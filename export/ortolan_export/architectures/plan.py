@@ -6,78 +6,117 @@ Everything that can be refused is refused here, before a single weight is read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import msgspec
+
+from ortolan_export.architectures.arrangement import norm_modules
 from ortolan_export.architectures.family import Activation, Architecture, Decoder
 from ortolan_export.architectures.registry import find_architecture
 from ortolan_export.config import Config
 from ortolan_export.errors import ExportError, SourceError, UnsupportedModel
-from ortolan_export.rope import read_rope
+from ortolan_export.rope import FULL, SLIDING, Rope, read_ropes
+from ortolan_export.source import Checkpoint
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
 
 # The rotation inside GroupQueryAttention works on blocks of 8 pairs.
 _HEAD_SIZE_STEP = 16
 
 
-def plan_decoder(
-    fields: Mapping[str, Any], shapes: Shapes, context_length: int | None = None
-) -> Decoder:
+def plan_decoder(checkpoint: Checkpoint, context_length: int | None = None) -> Decoder:
     """Return the model that a config.json and the shapes of its tensors describe.
 
     ``context_length`` is the length asked for, None for the model's own. Raises SourceError and
     UnsupportedModel with the field or tensor that is missing, wrong or not known.
     """
-    architecture = find_architecture(fields)
-    config = Config(fields, defaults=architecture.defaults)
+    family = find_architecture(checkpoint.config)
+    config = Config(checkpoint.config, defaults=family.defaults, names=family.fields)
+    family = family.variant(family, config)
+    config = Config(checkpoint.config, defaults=family.defaults, names=family.fields)
+    _refuse_options(family, config)
+    decoder = _read_decoder(_named_as(family, checkpoint.shapes), config, context_length)
+    _check_tensors(decoder, checkpoint)
+    return decoder
+
+
+def _refuse_options(family: Architecture, config: Config) -> None:
     if config.has("quantization_config"):
         raise UnsupportedModel(
             "config.json: quantization_config is not supported; "
             "export the checkpoint before it was quantised"
         )
-    decoder = _read_decoder(architecture, config, shapes, context_length)
-    _check_tensors(decoder, shapes)
-    return decoder
+    for field, value in family.only.items():
+        if config.has(field) and config.get(field) != value:
+            raise UnsupportedModel(
+                f"config.json: {field} must be {value!r} for {family.model_type}, "
+                f"got {config.get(field)!r}; this variant is not supported"
+            )
 
 
-def _read_decoder(
-    architecture: Architecture, config: Config, shapes: Shapes, context_length: int | None
-) -> Decoder:
+def _named_as(family: Architecture, shapes: Shapes) -> Architecture:
+    """Return the family with the names that the checkpoint uses, with or without a first part."""
+    name = f"{family.names.embedding}.weight"
+    prefix = name.partition(".")[0] + "."
+    if name in shapes or name.removeprefix(prefix) not in shapes:
+        return family
+    return msgspec.structs.replace(family, names=family.names.without(prefix))
+
+
+def _read_decoder(family: Architecture, config: Config, context_length: int | None) -> Decoder:
     heads, hidden_size = config.count("num_attention_heads"), config.count("hidden_size")
     head_size = _head_size(config, hidden_size, heads)
-    max_positions = config.count("max_position_embeddings")
-    rope = read_rope(
-        config, dim=head_size, max_positions=max_positions, context_length=context_length
-    )
-    length = _context_length(context_length, max_positions, rope.reach)
-    head_weight = f"{architecture.names.head}.weight"
+    windows = family.windows(config)
+    ropes = _ropes(family, config, windows, head_size, context_length)
+    length = _context_length(context_length, config.count("max_position_embeddings"), ropes)
     return Decoder(
-        architecture=architecture,
+        architecture=family,
         hidden_size=hidden_size,
-        intermediate_size=config.count("intermediate_size"),
+        intermediate_size=_intermediate_size(family, config, hidden_size),
         layers=config.count("num_hidden_layers"),
         heads=heads,
         kv_heads=_kv_heads(config, heads),
         head_size=head_size,
         vocab_size=config.count("vocab_size"),
+        max_positions=config.count("max_position_embeddings"),
         context_length=length,
         norm_epsilon=config.positive("rms_norm_eps"),
-        activation=_activation(config),
-        is_tied=config.flag("tie_word_embeddings") or head_weight not in shapes,
+        activation=_activation(family, config),
+        is_tied=config.flag("tie_word_embeddings"),
         # A window as long as the context hides nothing.
-        windows=tuple(w if w < length else 0 for w in architecture.windows(config)),
-        rope=rope,
+        windows=tuple(width if width < length else 0 for width in windows),
+        ropes=ropes,
+        scales=family.scales(config, head_size),
     )
+
+
+def _ropes(
+    family: Architecture,
+    config: Config,
+    windows: tuple[int, ...],
+    head_size: int,
+    context_length: int | None,
+) -> tuple[Rope | None, ...]:
+    if family.names.positions is not None:
+        return (None,) * len(windows)
+    kinds = [
+        (SLIDING if width else FULL) if rotates else None
+        for width, rotates in zip(windows, family.rotates(config), strict=True)
+    ]
+    return read_ropes(
+        config,
+        kinds,
+        head_size=head_size,
+        local_field=family.local_rope_field,
+        max_positions=config.count("max_position_embeddings"),
+        context_length=context_length,
+    )
+
+
+def _intermediate_size(family: Architecture, config: Config, hidden_size: int) -> int:
+    # Families whose MLP has no gate leave the field out, or null, for four times the width.
+    otherwise = 4 * hidden_size if family.names.gate is None else None
+    return config.count("intermediate_size", otherwise=otherwise)
 
 
 def _head_size(config: Config, hidden_size: int, heads: int) -> int:
@@ -99,25 +138,30 @@ def _kv_heads(config: Config, heads: int) -> int:
     return kv_heads
 
 
-def _activation(config: Config) -> Activation:
+def _activation(family: Architecture, config: Config) -> Activation:
     name = config.text("hidden_act")
-    if name not in _ACTIVATIONS:
-        known = ", ".join(sorted(_ACTIVATIONS))
-        raise UnsupportedModel(f"config.json: hidden_act must be one of {known}, got {name!r}")
-    return _ACTIVATIONS[name]
+    if name not in family.activations:
+        known = ", ".join(sorted(family.activations))
+        field = config.names.get("hidden_act", "hidden_act")
+        raise UnsupportedModel(f"config.json: {field} must be one of {known}, got {name!r}")
+    return family.activations[name]
 
 
-def _context_length(asked: int | None, max_positions: int, reach: int) -> int:
+def _context_length(asked: int | None, max_positions: int, ropes: tuple[Rope | None, ...]) -> int:
     if asked is None:
         return max_positions
+    reach = min((rope.reach for rope in ropes if rope is not None), default=max_positions)
     if not 2 <= asked <= reach:
         raise ExportError(f"--context-length must be within 2..{reach} for this model, got {asked}")
     return asked
 
 
-def _check_tensors(decoder: Decoder, shapes: Shapes) -> None:
-    expected = dict(_required(decoder))
-    optional = dict(_optional(decoder))
+def _check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
+    family, shapes = decoder.architecture, checkpoint.shapes
+    expected, optional = dict(_required(decoder)), dict(_optional(decoder))
+    for name, problem in checkpoint.unreadable.items():
+        if not name.endswith(family.ignored):
+            raise UnsupportedModel(problem)
     for name, shape in expected.items():
         if name not in shapes:
             raise SourceError(f"the checkpoint has no tensor {name}; it is incomplete")
@@ -125,53 +169,75 @@ def _check_tensors(decoder: Decoder, shapes: Shapes) -> None:
     for name, shape in shapes.items():
         if name in optional:
             _check_shape(name, shape, optional[name])
-        elif name not in expected and not name.endswith(decoder.architecture.ignored):
-            model_type = decoder.architecture.model_type
+        elif name not in expected and not name.endswith(family.ignored):
             raise UnsupportedModel(
-                f"tensor {name} is no part of a {model_type} that is known; "
+                f"tensor {name} is no part of a {family.model_type} that is known; "
                 "this variant is not supported"
             )
 
 
-def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def _check_shape(name: str, shape: Shape, expected: Shape) -> None:
     if shape != expected:
         raise SourceError(f"tensor {name} must have shape {list(expected)}, got {list(shape)}")
 
 
-def _required(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _required(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
     names, hidden = decoder.names, decoder.hidden_size
     yield f"{names.embedding}.weight", (decoder.vocab_size, hidden)
+    if names.positions is not None:
+        rows = decoder.max_positions + decoder.architecture.position_offset
+        yield f"{names.positions}.weight", (rows, hidden)
     if not decoder.is_tied:
         yield f"{names.head}.weight", (decoder.vocab_size, hidden)
-    yield f"{names.last_norm}.weight", (hidden,)
-    for layer in range(decoder.layers):
-        for name in (names.attention_norm, names.mlp_norm):
-            yield f"{decoder.module(layer, name)}.weight", (hidden,)
-        for name, shape in _linears(decoder):
-            yield f"{decoder.module(layer, name)}.weight", shape
-        if decoder.architecture.has_qk_norm:
-            for name in (names.query_norm, names.key_norm):
-                yield f"{decoder.module(layer, name)}.weight", (decoder.head_size,)
+    for module in norm_modules(decoder):
+        yield f"{module}.weight", (_norm_width(decoder, module),)
+    for module, shape in _linears(decoder):
+        is_transposed = decoder.architecture.is_transposed
+        yield f"{module}.weight", shape[::-1] if is_transposed else shape
 
 
-def _optional(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
-    names = decoder.names
+def _optional(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
+    names, vocab_size = decoder.names, decoder.vocab_size
     if decoder.is_tied:  # some checkpoints hold the tied head a second time
-        yield f"{names.head}.weight", (decoder.vocab_size, decoder.hidden_size)
+        yield f"{names.head}.weight", (vocab_size, decoder.hidden_size)
+    else:
+        yield f"{names.head}.bias", (vocab_size,)
+    if decoder.architecture.norm == "layer":
+        for module in norm_modules(decoder):
+            yield f"{module}.bias", (decoder.hidden_size,)
+    for module, shape in _linears(decoder):
+        yield f"{module}.bias", shape[:1]
+
+
+def _norm_width(decoder: Decoder, module: str) -> int:
+    names, qk_norm = decoder.names, decoder.architecture.qk_norm
+    if not module.endswith((names.query_norm, names.key_norm)):
+        return decoder.hidden_size
+    heads = decoder.heads if module.endswith(names.query_norm) else decoder.kv_heads
+    return decoder.head_size * (heads if qk_norm == "full" else 1)
+
+
+def _linears(decoder: Decoder) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Give the linear modules that the checkpoint holds, with their shapes ``[out, in]``."""
     for layer in range(decoder.layers):
-        for name, shape in _linears(decoder):
-            yield f"{decoder.module(layer, name)}.bias", shape[:1]
+        for name, shape in _layer_linears(decoder):
+            yield decoder.module(layer, name), shape
 
 
-def _linears(decoder: Decoder) -> tuple[tuple[str, tuple[int, int]], ...]:
+def _layer_linears(decoder: Decoder) -> Iterator[tuple[str, tuple[int, int]]]:
     names, hidden, inner = decoder.names, decoder.hidden_size, decoder.intermediate_size
     wide, narrow = decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
-    return (
-        (names.query, (wide, hidden)),
-        (names.key, (narrow, hidden)),
-        (names.value, (narrow, hidden)),
-        (names.attention_output, (hidden, wide)),
-        (names.gate, (inner, hidden)),
-        (names.up, (inner, hidden)),
-        (names.down, (hidden, inner)),
-    )
+    if names.qkv is not None:
+        yield names.qkv, (wide + 2 * narrow, hidden)
+    else:
+        yield names.query, (wide, hidden)
+        yield names.key, (narrow, hidden)
+        yield names.value, (narrow, hidden)
+    yield names.attention_output, (hidden, wide)
+    if names.gate_up is not None:
+        yield names.gate_up, (2 * inner, hidden)
+    else:
+        yield names.up, (inner, hidden)
+        if names.gate is not None:
+            yield names.gate, (inner, hidden)
+    yield names.down, (hidden, inner)

@@ -1,0 +1,88 @@
+"""Norms as ONNX nodes: alone, after an addition to the residual stream, and on Q and K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ortolan_export.architectures.family import Decoder
+from ortolan_export.graph import MICROSOFT, GraphBuilder
+from ortolan_export.source import Tensors
+
+
+@dataclass(slots=True)
+class Norms:
+    """Emits the norms of one decoder, RMS or layer norms, as its family has them."""
+
+    graph: GraphBuilder
+    tensors: Tensors
+    decoder: Decoder
+
+    def norm(self, module: str, x: ir.Value) -> ir.Value:
+        """Emit a norm over the last axis of ``x``."""
+        if self.decoder.architecture.norm == "rms":
+            return self._rms(module, x)
+        gain, bias = self._gain(module), self._bias(module)
+        epsilon = self.decoder.norm_epsilon
+        return self.graph.op("LayerNormalization", x, gain, bias, axis=-1, epsilon=epsilon)
+
+    def added(
+        self, module: str | None, residual: ir.Value, written: ir.Value | None
+    ) -> tuple[ir.Value, ir.Value]:
+        """Add ``written`` to the residual stream; return its norm and the sum.
+
+        Without a module the norm is the sum itself; without ``written`` nothing is added.
+        """
+        if written is None:
+            return (residual if module is None else self.norm(module, residual)), residual
+        if module is None:
+            total = self.graph.op("Add", residual, written)
+            return total, total
+        return self._skip_norm(module, residual, written)
+
+    def query_or_key(self, module: str, x: ir.Value, heads: int) -> ir.Value:
+        """Emit the norm of Q or K, ``[B, S, heads x size]``: over each head, or over all."""
+        if self.decoder.architecture.qk_norm == "full":
+            return self._rms(module, x)
+        graph, size = self.graph, self.decoder.head_size
+        apart = graph.op("Reshape", x, graph.constant([0, 0, heads, size], np.int64))
+        normed = self._rms(module, apart)
+        return graph.op("Reshape", normed, graph.constant([0, 0, heads * size], np.int64))
+
+    def _rms(self, module: str, x: ir.Value) -> ir.Value:
+        return self.graph.op(
+            "SimplifiedLayerNormalization",
+            x,
+            self._gain(module),
+            axis=-1,
+            epsilon=self.decoder.norm_epsilon,
+            stash_type=1,
+        )
+
+    def _skip_norm(
+        self, module: str, residual: ir.Value, written: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        is_rms = self.decoder.architecture.norm == "rms"
+        normed, _, _, total = self.graph.op_with(
+            4,
+            "SkipSimplifiedLayerNormalization" if is_rms else "SkipLayerNormalization",
+            residual,
+            written,
+            self._gain(module),
+            None if is_rms else self._bias(module),
+            domain=MICROSOFT,
+            epsilon=self.decoder.norm_epsilon,
+        )
+        return normed, total
+
+    def _gain(self, module: str) -> ir.Value:
+        name = f"{module}.weight"
+        return self.graph.tensor(name, self.tensors.read(name))
+
+    def _bias(self, module: str) -> ir.Value | None:
+        name = f"{module}.bias"
+        if name not in self.tensors.shapes:
+            return None
+        return self.graph.tensor(name, self.tensors.read(name))
