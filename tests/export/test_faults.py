@@ -82,7 +82,10 @@ def _refusal(source: Path, out: Path, capsys: pytest.CaptureFixture[str], *optio
         ({"rope_scaling": {"rope_type": "spiral"}, "rope_parameters": None}, "'spiral'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}}, "factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
-        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "one named full_attention"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}},
+            "one named full_attention",
+        ),
         ({"hidden_act": "xielu"}, "hidden_act must be one of .* got 'xielu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a whole number >= 1, got 0"),
