@@ -17,6 +17,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ortolan_runtime.events import TokenScore
+
 Tokens = npt.NDArray[np.int64]
 
 NOBODY = -1
@@ -39,10 +41,19 @@ class KVStore(Protocol):
 
 
 @dataclass(slots=True)
+class PromptScores:
+    """Scores of a prompt's tokens from the second on, each with ``count`` alternatives."""
+
+    count: int
+    items: list[TokenScore] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Slot:
     """What one row holds: ``length`` tokens, the first ``prefilled`` of them written by a prefill.
 
-    ``promised`` is how many tokens its owner was let in with.
+    ``promised`` is how many tokens its owner was let in with; ``scores`` are those of the prompt,
+    when a request asked for them.
     """
 
     owner: int = NOBODY
@@ -52,6 +63,7 @@ class Slot:
     prefilled: int = 0
     promised: int = 0
     last_used: int = 0
+    scores: PromptScores | None = None
 
     @property
     def is_free(self) -> bool:
@@ -110,13 +122,20 @@ class KVCache:
         """Return how many tokens of sequence ``owner`` are in the cache."""
         return self._slots[self._row_of[owner]].length
 
-    def best_match(self, prompt: Tokens, salt: str) -> Match | None:
-        """Return the row whose prompt shares the longest beginning with ``prompt``, or None."""
+    def best_match(
+        self, prompt: Tokens, salt: str, scores: PromptScores | None = None
+    ) -> Match | None:
+        """Return the row whose prompt shares the longest beginning with ``prompt``, or None.
+
+        With ``scores`` only tokens whose successor's score is known as well count.
+        """
         best: Match | None = None
         for row, slot in enumerate(self._slots):
             if slot.salt != salt or slot.is_free:
                 continue
             ready = _common_prefix(slot.prompt[: slot.prefilled], prompt)
+            if scores is not None:
+                ready = min(ready - 1, _known_scores(slot, scores))
             # What the prefill of a lone token wrote is for equal prompts alone.
             if ready < MIN_PREFILL and not len(slot.prompt) == len(prompt) == ready:
                 continue
@@ -124,15 +143,19 @@ class KVCache:
                 best = Match(row, ready)
         return best
 
-    def will_share_more(self, owner: int, prompt: Tokens, salt: str) -> bool:
+    def will_share_more(
+        self, owner: int, prompt: Tokens, salt: str, scores: PromptScores | None = None
+    ) -> bool:
         """Return whether the prefill of ``owner`` will add to what ``prompt`` can reuse now."""
         slot = self._slots[self._row_of[owner]]
-        if slot.salt != salt:
+        if slot.salt != salt or (scores is not None and not _are_alike(slot.scores, scores)):
             return False
         coming = _common_prefix(slot.prompt, prompt)
         if coming < max(len(slot.prompt), len(prompt)):  # equal prompts share the last logits too
             coming = min(coming, len(prompt) - MIN_PREFILL)
-        match = self.best_match(prompt, salt)
+        if scores is not None:
+            coming = min(coming - 1, len(prompt) - MIN_PREFILL)
+        match = self.best_match(prompt, salt, scores)
         return coming > max(slot.prefilled, 0 if match is None else match.ready)
 
     def acquire(
@@ -144,20 +167,23 @@ class KVCache:
         reuse: int,
         tokens: int,
         headroom: int = 0,
+        scores: PromptScores | None = None,
     ) -> int | None:
         """Give ``owner`` a row that begins with up to ``reuse`` tokens of its prompt from
         elsewhere.
 
-        ``tokens`` is what it is known to need, ``headroom`` what others must be left with. Returns
-        how many tokens were reused, or None when there is no room now.
+        ``tokens`` is what it is known to need, ``headroom`` what others must be left with;
+        ``scores`` takes over the scores of what is reused. Returns how many tokens were reused, or
+        None when there is no room now.
         """
-        match = self.best_match(prompt, salt) if reuse > 0 else None
+        match = self.best_match(prompt, salt, scores) if reuse > 0 else None
         reused = 0 if match is None else min(match.ready, reuse)
         source = match.row if match is not None and reused else None
         row = self._place(tokens + headroom, reused, source)
         if row is None:
             return None
         if source is not None:
+            _take_scores(scores, self._slots[source].scores, reused)
             if row != source:
                 self._store.copy(source, row, reused)
                 self._touch(self._slots[source])
@@ -170,6 +196,7 @@ class KVCache:
             length=reused,
             prefilled=reused,
             promised=tokens,
+            scores=scores,
         )
         self._touch(self._slots[row])
         self._row_of[owner] = row
@@ -296,3 +323,20 @@ def _common_prefix(one: Tokens, other: Tokens) -> int:
     count = min(len(one), len(other))
     differs = one[:count] != other[:count]
     return int(differs.argmax()) if differs.any() else count
+
+
+def _known_scores(slot: Slot, wanted: PromptScores) -> int:
+    """Return how many scores of a row's prompt are of the kind that is wanted."""
+    if slot.scores is None or not _are_alike(slot.scores, wanted):
+        return 0
+    return len(slot.scores.items)
+
+
+def _are_alike(one: PromptScores | None, other: PromptScores) -> bool:
+    return one is not None and one.count == other.count
+
+
+def _take_scores(target: PromptScores | None, source: PromptScores | None, count: int) -> None:
+    """Copy the first ``count`` scores that ``target`` has not yet."""
+    if target is not None and source is not None:
+        target.items.extend(source.items[len(target.items) : count])

@@ -125,6 +125,7 @@ class Model:
         self._buffers = KVBuffers(bundle.manifest, rows=rows + self._spare, length=length)
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.length = length
+        self.vocab_size = bundle.manifest.vocab_size
 
     def prefill(self, row: int, tokens: Ids, past: int, positions: Ids) -> Output:
         """Run int64 ``[n]`` tokens of one row on top of ``past`` ones; logits at ``positions``.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ortolan_runtime.kvcache import MIN_PREFILL, KVCache, Tokens, as_tokens
+from ortolan_runtime.kvcache import MIN_PREFILL, KVCache, PromptScores, Tokens, as_tokens
 
 # A newcomer is let in when every running sequence could still grow by this much; without it, one
 # that was preempted would come back at once only to be preempted again.
@@ -29,8 +29,8 @@ class Work:
     """One sequence as the scheduler sees it.
 
     ``tokens`` are the prompt and what was generated so far; ``prompt_length`` of them are the
-    prompt. ``scores_prompt`` forbids reuse, since every position's logits are wanted, and bounds a
-    chunk.
+    prompt. ``scores_prompt`` says that the logits at every position of the prompt are wanted, with
+    ``score_count`` alternatives: it bounds a chunk, and only scored tokens can be reused.
     """
 
     id: int
@@ -38,12 +38,15 @@ class Work:
     prompt_length: int
     salt: str = ""
     scores_prompt: bool = False
+    score_count: int = 0
     cached_tokens: int = 0
     was_admitted: bool = False
     prompt: Tokens = field(init=False)
+    scores: PromptScores | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt = as_tokens(self.tokens[: self.prompt_length])
+        self.scores = PromptScores(self.score_count) if self.scores_prompt else None
 
 
 @dataclass(slots=True, frozen=True)
@@ -164,6 +167,19 @@ class Scheduler:
         for work in step.works:
             self._cache.extend_decoded(work.id)
 
+    def may_speculate(self, step: DecodeStep, drafts: int) -> bool:
+        """Return whether ``drafts`` more tokens of the only decoding row may be run with it.
+
+        Not while a prompt waits for its turn, and not at the expense of cached prompts' memory
+        alone: what does not fit is not tried.
+        """
+        is_alone = len(step.works) == 1 and not self._prefilling and not self._waiting
+        return is_alone and self.needs_logits(step.works[0]) and self._cache.reserve(1 + drafts)
+
+    def speculated(self, step: DecodeStep, count: int) -> None:
+        """Note that ``count`` tokens of the only row of ``step`` were run and are right."""
+        self._cache.extend_decoded(step.works[0].id, count)
+
     def remove(self, work: Work) -> None:
         """Take out a sequence that has ended, in whatever state it is."""
         if work in self._waiting:
@@ -192,6 +208,7 @@ class Scheduler:
                 reuse=limit,
                 tokens=len(work.tokens),
                 headroom=_GROWTH_TOKENS * self.running,
+                scores=work.scores,
             )
             if reused is None:
                 return None
@@ -257,8 +274,6 @@ class Scheduler:
         self._decoding[work.id] = work
 
     def _reuse_limit(self, work: Work, *, has_ending: bool) -> int:
-        if work.scores_prompt:
-            return 0
         return work.prompt_length if has_ending else max(work.prompt_length - MIN_PREFILL, 0)
 
     def _ending_for(self, work: Work) -> _Ending | None:
@@ -271,10 +286,8 @@ class Scheduler:
 
     def _will_share_more_soon(self, work: Work) -> bool:
         """Return whether a running prefill is about to write more of this prompt."""
-        if work.scores_prompt:
-            return False
         return any(
-            self._cache.will_share_more(other.id, work.prompt, work.salt)
+            self._cache.will_share_more(other.id, work.prompt, work.salt, work.scores)
             for other in self._prefilling
         )
 

@@ -10,6 +10,7 @@ from ortolan_runtime.model import Logits
 from ortolan_runtime.params import GenerationRequest
 from ortolan_runtime.sampling import RowState, TokenCounts, top_logprobs
 from ortolan_runtime.scheduler import Work
+from ortolan_runtime.speculation import PromptLookup
 from ortolan_runtime.text import IncrementalDecoder, TextStream, Tokenizer
 
 
@@ -25,14 +26,15 @@ class Sequence:
             prompt_length=len(request.prompt),
             salt=request.cache_salt,
             scores_prompt=request.prompt_logprobs is not None,
+            score_count=request.prompt_logprobs or 0,
         )
         self.has_begun = False
+        self.lookup = PromptLookup(self.work.tokens)
         self._tokenizer = tokenizer
         self._end_ids = frozenset(request.stop_token_ids)
         self._eos_ids = frozenset() if request.ignore_eos else frozenset(tokenizer.eos_token_ids)
         self._counts = TokenCounts(prompt=self._penalised_prompt())
         self._logprob_sum = 0.0
-        self._prompt_scores: list[TokenScore] = []
         self._stream = TextStream(
             tokenizer,
             request.prompt,
@@ -45,6 +47,11 @@ class Sequence:
     def generated(self) -> int:
         """Return how many tokens were generated."""
         return len(self.work.tokens) - self.work.prompt_length
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Return how many tokens may still be generated."""
+        return self.request.max_tokens - self.generated
 
     def sampling_state(self) -> RowState:
         """Return what sampling needs to know for the next token."""
@@ -62,19 +69,14 @@ class Sequence:
 
         ``logits`` is float32 ``[positions, vocab]``. A preempted sequence scores nothing twice.
         """
+        scores = self.work.scores
+        assert scores is not None, "only a prompt whose scores were asked for is scored"
         prompt = self.request.prompt
         for offset in range(len(logits)):
             position = start + offset + 1
-            if position >= len(prompt) or position <= len(self._prompt_scores):
-                continue
-            self._prompt_scores.append(
-                self._score(
-                    prompt[position],
-                    logits[offset],
-                    logsumexp[offset],
-                    self.request.prompt_logprobs,
-                )
-            )
+            if len(scores.items) < position < len(prompt):
+                token, row = prompt[position], logits[offset]
+                scores.items.append(self._score(token, row, logsumexp[offset], scores.count))
 
     def begin(self) -> Event:
         """Return the first event, once the prompt is in the cache."""
@@ -134,11 +136,11 @@ class Sequence:
 
     def _scored_prompt(self) -> tuple[TokenScore, ...]:
         """Return the prompt's tokens with their scores and the text that each completes."""
-        if self.request.prompt_logprobs is None:
+        if self.work.scores is None:
             return ()
         prompt = self.request.prompt
         pieces = prompt_pieces(self._tokenizer, prompt)
-        scores = [TokenScore(prompt[0], ""), *self._prompt_scores]
+        scores = [TokenScore(prompt[0], ""), *self.work.scores.items]
         return tuple(
             TokenScore(score.id, piece, score.logprob, score.top)
             for score, piece in zip(scores, pieces, strict=True)

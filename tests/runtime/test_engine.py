@@ -246,4 +246,5 @@ def test_statistics_count_what_was_done(alphabet_bundle: Path) -> None:
         assert (statistics.prefill_steps, statistics.decode_steps) == (1, 4)
         assert (statistics.running, statistics.waiting) == (0, 0)
         assert statistics.kv_cached_tokens == statistics.kv_used_tokens == 7
-        assert statistics.step_s >= statistics.model_s > 0
+        assert statistics.prefill_s >= statistics.prefill_model_s > 0
+        assert statistics.decode_s >= statistics.decode_model_s > 0

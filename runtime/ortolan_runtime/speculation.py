@@ -1,0 +1,86 @@
+"""Prompt lookup: guessing the next tokens from what the text said before, to check them in one
+step.
+
+Running several tokens of one row costs little more than running one, since the weights are read
+once either way. So when the last tokens occurred before, those that followed them then are run
+along, and kept as far as sampling chooses the same. Source: Saxena, "Prompt Lookup Decoding", 2023;
+the check is that of speculative decoding, Leviathan et al., 2023, arXiv:2211.17192, with a draft of
+probability 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Shorter matches guess wrong more often than they pay; longer ones are found too seldom.
+_MATCH_TOKENS = 3
+_FIRST_DRAFT = 4
+_MAX_DRAFT = 12
+# How fast averages follow: the last ten or so steps count.
+_SMOOTHING = 0.1
+# A guess must be expected to gain at least this factor, or plain steps are taken for a while.
+_WORTHWHILE = 1.05
+_PAUSE_STEPS = 64
+
+
+class PromptLookup:
+    """Finds what followed the last tokens of one sequence the time before.
+
+    ``tokens`` is the live list of the sequence, which only grows.
+    """
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self._ends: dict[tuple[int, ...], int] = {}  # an n-gram to the place after it
+        self._indexed = 0
+
+    def draft(self, count: int) -> list[int]:
+        """Return up to ``count`` tokens that may come next, none when nothing matches."""
+        tokens = self._tokens
+        # The last n-gram itself is left out, so that it can find the one before.
+        for end in range(max(self._indexed, _MATCH_TOKENS), len(tokens)):
+            self._ends[tuple(tokens[end - _MATCH_TOKENS : end])] = end
+        self._indexed = len(tokens)
+        place = self._ends.get(tuple(tokens[-_MATCH_TOKENS:]))
+        return [] if place is None else tokens[place : place + count]
+
+
+@dataclass(slots=True)
+class SpeculationPolicy:
+    """Decides how many tokens to guess, from what guessing gained and cost lately.
+
+    Times are in seconds. One policy serves all sequences, since cost is the machine's and gain
+    mostly the text's.
+    """
+
+    length: int = _FIRST_DRAFT
+    _plain_s: float = 0.0
+    _gain: float = 1.0  # tokens a step gave, over the time of that step in plain steps
+    _pause: int = 0
+    _has_tried: bool = field(default=False)
+
+    def draft_length(self) -> int:
+        """Return how many tokens to guess now; 0 for a plain step."""
+        if self._plain_s == 0.0:
+            return 0  # the cost of a plain step is not known yet
+        if self._pause > 0:
+            self._pause -= 1
+            return 0
+        return self.length
+
+    def note_plain(self, seconds: float) -> None:
+        """Learn what a step without guesses costs."""
+        first = self._plain_s == 0.0
+        self._plain_s += (seconds - self._plain_s) * (1.0 if first else _SMOOTHING)
+
+    def note_guess(self, *, drafted: int, accepted: int, seconds: float) -> None:
+        """Learn from a step that ran ``drafted`` guesses, of which ``accepted`` were right."""
+        gain = (1 + accepted) * self._plain_s / seconds
+        self._gain += (gain - self._gain) * (_SMOOTHING if self._has_tried else 1.0)
+        self._has_tried = True
+        if accepted == drafted:
+            self.length = min(self.length + 2, _MAX_DRAFT)
+        elif accepted * 2 < drafted:
+            self.length = max(self.length - 1, 2)
+        if self._gain < _WORTHWHILE:
+            self._pause, self._has_tried = _PAUSE_STEPS, False
