@@ -131,7 +131,7 @@ def _given(field: Field, body: Mapping[str, object]) -> tuple[str, object]:
         return field.name, None
     (first, value), *others = found
     for other, different in others:
-        if different != value:
+        if different != value or isinstance(different, bool) != isinstance(value, bool):
             both = f"`{first}` ({_shown(value)}) and `{other}` ({_shown(different)})"
             raise invalid_value(first, f"{both} are one field and must not differ")
     return first, value

@@ -25,7 +25,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     max_choices_per_request: int = 128
-    max_output_tokens: int = 4096
+    max_output_tokens: int = 1024
     max_body_bytes: int = 1 << 20
     max_header_bytes: int = 16 << 10
     max_connections: int = 512

@@ -56,9 +56,9 @@ def test_continuation_bytes_alone_do_not_fail_a_stream(plain: Server) -> None:
 def test_hot_random_text_never_fails_and_streams_as_it_is_decoded(
     server: str, request: pytest.FixtureRequest
 ) -> None:
-    """A-UTF-02, 50 seeds at temperature 2."""
+    """A-UTF-02, 25 seeds each at temperature 2."""
     served: Server = request.getfixturevalue(server)
-    for seed in range(50):
+    for seed in range(25):
         fields = {"max_tokens": 100, "temperature": 2, "seed": seed}
         plain = served.complete("x", **fields, return_token_ids=True)["choices"][0]
         chunks = served.stream("x", **fields)

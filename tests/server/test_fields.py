@@ -64,6 +64,7 @@ def test_what_is_no_number_in_range_is_refused(facts: Facts, value: object) -> N
 def test_two_spellings_that_differ_are_refused_together(facts: Facts) -> None:
     """Equal ones are fine."""
     assert read_values({"word": "x", "heat": 1, "haet": 1.0}, TABLE, facts).by_name["heat"] == 1
+    assert refusal({"word": "x", "heat": 0, "haet": False}, facts).param == "heat"
     message = refusal({"word": "x", "heat": 1, "haet": 2}, facts).message
     assert "`heat` (1) and `haet` (2)" in message
 

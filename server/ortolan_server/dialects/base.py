@@ -92,6 +92,7 @@ def completion_request(values: Values, dialect: Dialect, facts: Facts) -> Comple
     named |= stream_options(named, dialect)
     named["best_of"] = best_of(named, values)
     named["has_max_tokens"] = "max_tokens" in values.given
+    check_min_tokens(named)
     return CompletionRequest(**named)
 
 
@@ -102,6 +103,15 @@ def stream_options(named: dict[str, Any], dialect: Dialect) -> dict[str, bool]:
         raise invalid_value("stream_options", "`stream_options` needs `stream` to be true")
     include_usage, continuous_usage = options or (False, False)
     return {"include_usage": include_usage, "continuous_usage": continuous_usage}
+
+
+def check_min_tokens(named: Mapping[str, Any]) -> None:
+    """Refuse a least number of tokens above the most. Raises ApiError."""
+    least, most = named["min_tokens"], named["max_tokens"]
+    if most is not None and least > most:
+        raise invalid_value(
+            "min_tokens", f"`min_tokens` ({least}) must be <= `max_tokens` ({most})"
+        )
 
 
 def best_of(named: Mapping[str, Any], values: Values) -> int:

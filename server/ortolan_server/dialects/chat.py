@@ -10,15 +10,15 @@ from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.events import TokenScore
 from ortolan_runtime.params import MAX_LOGPROBS
 from ortolan_server.dialects import shapes
-from ortolan_server.dialects.base import Dialect, Document, stream_options
+from ortolan_server.dialects.base import Dialect, Document, check_min_tokens, stream_options
 from ortolan_server.dialects.common import (
     EXTENSIONS,
-    MAX_CHOICES,
     MAX_TOKENS,
     MODEL,
     SAMPLING,
     STOP,
     STREAMING,
+    N,
 )
 from ortolan_server.dialects.openai import FINISH_REASONS, OpenAIRenderer
 from ortolan_server.errors import invalid_value
@@ -91,6 +91,7 @@ def chat_request(values: Values, dialect: Dialect, facts: Facts) -> CompletionRe
     for unused in ("user", "tools", "functions", "response_format"):
         named.pop(unused)
     prompt = _rendered(named.pop("messages"), facts)
+    check_min_tokens(named)
     named |= stream_options(named, dialect)
     named["logprobs"] = _wanted_logprobs(named)
     return CompletionRequest(
@@ -141,12 +142,7 @@ CHAT = Dialect(
             doc="How many tokens at most; the rest of the context when absent.",
         ),
         *SAMPLING,
-        Field(
-            name="n",
-            kind=Integer(minimum=1, maximum=MAX_CHOICES),
-            default=1,
-            doc="How many answers to return.",
-        ),
+        N,
         STOP,
         *STREAMING,
         Field(name="logprobs", kind=Flag(), default=False, doc="Return each token's logprob."),

@@ -57,6 +57,19 @@ LOGIT_BIAS = Field(
     doc="Added to the logits of these tokens, by token id.",
 )
 
+TOP_K = Field(
+    name="top_k",
+    kind=Integer(minimum=1, off=(-1, 0)),
+    default=0,
+    doc="Keep this many likeliest tokens; 0 and -1 keep all.",
+)
+N = Field(
+    name="n",
+    kind=Integer(minimum=1, maximum=MAX_CHOICES),
+    default=1,
+    doc="How many completions of each prompt to return.",
+)
+
 SAMPLING = (
     TEMPERATURE,
     Field(
@@ -65,12 +78,7 @@ SAMPLING = (
         default=1.0,
         doc="Keep the likeliest tokens that together have this probability.",
     ),
-    Field(
-        name="top_k",
-        kind=Integer(minimum=1, off=(-1, 0)),
-        default=0,
-        doc="Keep this many likeliest tokens; 0 and -1 keep all.",
-    ),
+    TOP_K,
     Field(
         name="min_p",
         kind=Number(minimum=0.0, maximum=1.0),
@@ -187,12 +195,7 @@ COMPLETION_FIELDS = (
     PROMPT,
     MAX_TOKENS,
     *SAMPLING,
-    Field(
-        name="n",
-        kind=Integer(minimum=1, maximum=MAX_CHOICES),
-        default=1,
-        doc="How many completions of each prompt to return.",
-    ),
+    N,
     Field(
         name="best_of",
         kind=Integer(minimum=1, maximum=MAX_CHOICES),

@@ -6,7 +6,7 @@ import msgspec
 
 from ortolan_server.dialects import shapes
 from ortolan_server.dialects.base import Dialect, Document, completion_request
-from ortolan_server.dialects.common import COMPLETION_FIELDS, EXTENSIONS, LOGPROBS, STOP
+from ortolan_server.dialects.common import COMPLETION_FIELDS, EXTENSIONS, LOGPROBS, STOP, TOP_K, N
 from ortolan_server.dialects.openai import OpenAIRenderer
 from ortolan_server.fields import replaced
 from ortolan_server.kinds import Integer, Schema
@@ -48,6 +48,8 @@ TOKENSMIND = Dialect(
         COMPLETION_FIELDS,
         msgspec.structs.replace(STOP, doc=_KEPT),
         msgspec.structs.replace(_INCLUDE_STOP, default=True),
+        msgspec.structs.replace(TOP_K, strict=Integer(minimum=1, maximum=128)),
+        msgspec.structs.replace(N, strict=Integer(minimum=1, maximum=127)),
         msgspec.structs.replace(LOGPROBS, kind=Integer(minimum=0, maximum=5)),
     ),
     renderer=TokensMindRenderer(),
