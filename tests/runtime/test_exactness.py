@@ -157,12 +157,14 @@ def test_the_default_model_gives_the_same_bits_in_every_way(
     bundle = tmp_path / "bundle"
     export(smollm2_gguf, bundle, precision=precision)
     requests = mixed_requests(bundle)
+    long = [*requests[-1].prompt] * 20
+    requests += [request(long[:n], max_tokens=6, seed=n, logprobs=1) for n in (300, 301, 650)]
     with engine_on(bundle, slots=1) as engine:
         right = [together(engine, [one])[0] for one in requests]
     for options in (
         {"slots": 16, "prefill_chunk": 7},
         {"slots": 5, "prefill_chunk": 32, "threads": 2},
-        {"slots": 16, "kv_memory_bytes": 130 * engine.manifest.kv_bytes_per_token},
+        {"slots": 16, "kv_memory_bytes": 700 * engine.manifest.kv_bytes_per_token},
     ):
         with engine_on(bundle, **options) as engine:
             assert_same(together(engine, requests), right)
