@@ -33,6 +33,7 @@ from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
 from ortolan_runtime.providers import Device, default_threads
 from ortolan_runtime.scheduler import Scheduler
+from ortolan_runtime.sinks import CollectingSink
 from ortolan_runtime.speculation import SpeculationPolicy
 from ortolan_runtime.stepper import Statistics, Stepper
 from ortolan_runtime.text import Tokenizer
@@ -211,11 +212,11 @@ class Engine:
         sampling = SamplingParams(**{k: v for k, v in fields.items() if k in names})
         rest = {k: v for k, v in fields.items() if k not in names}
         request = GenerationRequest(prompt=tuple(ids), sampling=sampling, **rest)
-        sink = _QueueSink()
+        sink = CollectingSink()
         sequence_id = self.submit(request, sink)
         try:
             while True:
-                event = sink.events.get()
+                _, event = sink.events.get()
                 yield event
                 if event.ending is not None:
                     return
@@ -300,17 +301,6 @@ class Engine:
             self._is_open = False
             left = list(self._live)
         self._deliver([(id, Event(ending=ending)) for id in left])
-
-
-class _QueueSink:
-    """A sink for one sequence that a thread iterates over."""
-
-    def __init__(self) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def deliver(self, events: Sequence[tuple[int, Event]]) -> None:
-        for _, event in events:
-            self.events.put(event)
 
 
 def id_of(sink: EventSink) -> int:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
+
 from ortolan_runtime.bundle import cache_directory
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.errors import OrtolanError
@@ -32,6 +34,7 @@ ortolan serves text completions from your own machine.
   ortolan complete "Once upon a"     complete a text here
   ortolan export SOURCE OUT          make a bundle from a Hugging Face directory or a GGUF file
   ortolan serve OUT                  serve that bundle
+  ortolan bench OUT                  measure it on this machine
 
 `ortolan COMMAND --help` shows every option.
 """
@@ -46,6 +49,11 @@ _COMPLETE_EXAMPLES = """\
 examples:
   ortolan complete "The capital of France is" --temperature 0
   ortolan complete "Once upon a time" --bundle ./my-bundle --max-tokens 200 --seed 7
+"""
+_BENCH_EXAMPLES = """\
+examples:
+  ortolan bench ./my-bundle
+  ortolan bench ./my-bundle --batches 1,16 --temperature 0.8 --top-p 0.9 --json
 """
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
@@ -76,6 +84,17 @@ def parse_size(text: str) -> int:
     number, unit, binary = match.groups()
     base = 1024 if binary else 1000
     return int(float(number) * base ** (" KMGT".index(unit.upper()) if unit else 0))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return whole numbers of at least 1 that are separated by commas."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"must be numbers >= 1 such as 1,4,8, got {text!r}")
+    return numbers
 
 
 def _export(argv: Sequence[str]) -> int:
@@ -117,12 +136,28 @@ def _complete(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from ortolan_runtime.bench import BenchOptions, as_table, measure
+
+    options = BenchOptions(**{name: getattr(arguments, name) for name in _BENCH_FLAGS})
+    figures = measure(_bundle_of(arguments), options)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(figures)).decode() + "\n")
+    else:
+        sys.stdout.write(as_table(figures))
+    return 0
+
+
 def _open_engine(arguments: argparse.Namespace, options: EngineOptions) -> Engine:
-    path = arguments.bundle
-    if path is None:
-        cache = cache_directory(os.environ)
-        path = default_bundle(cache, offline=arguments.offline, say=_say)
-    return Engine.open(path, options, verify=arguments.verify)
+    return Engine.open(_bundle_of(arguments), options, verify=arguments.verify)
+
+
+def _bundle_of(arguments: argparse.Namespace) -> Path:
+    """Return the bundle that was named, else the default one."""
+    if arguments.bundle is not None:
+        path: Path = arguments.bundle
+        return path
+    return default_bundle(cache_directory(os.environ), offline=arguments.offline, say=_say)
 
 
 def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
@@ -134,6 +169,7 @@ def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
         kv_memory_bytes=arguments.kv_memory,
         device=arguments.device,
         spin=arguments.spin,
+        speculate=arguments.speculate,
     )
 
 
@@ -147,6 +183,17 @@ _SERVER_FLAGS = (
     "max_choices_per_request",
     "grace_s",
 )
+_BENCH_FLAGS = (
+    "batches",
+    "prompt_tokens",
+    "context_tokens",
+    "decode_tokens",
+    "repetitions",
+    "threads",
+    "temperature",
+    "top_p",
+    "speculate",
+)
 _COMPLETE_FLAGS = ("max_tokens", "temperature", "top_p", "top_k")
 
 
@@ -156,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_complete(commands)
+    _add_bench(commands)
     commands.add_parser("export", help="make a bundle from a model's weights", add_help=False)
     return parser
 
@@ -227,6 +275,7 @@ def _add_engine_flags(parser: argparse.ArgumentParser, engine: EngineOptions) ->
     )
     add("--device", choices=("cpu", "cuda", "tensorrt"), default=engine.device)
     add("--spin", action="store_true", help="let idle threads busy-wait; for cores of one's own")
+    _add_speculate(parser)
 
 
 def _add_complete(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -242,6 +291,50 @@ def _add_complete(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     add("--threads", type=int, help="threads of the session (default: the cores at hand)")
     _add_source_flags(parser)
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from ortolan_runtime.bench import BenchOptions
+
+    parser = _command(commands, "bench", "measure a bundle here", _BENCH_EXAMPLES, _bench)
+    defaults = BenchOptions()
+    add = parser.add_argument
+    add("bundle", nargs="?", type=Path, metavar="BUNDLE", help="default: the default model")
+    add(
+        "--batches",
+        type=_numbers,
+        default=defaults.batches,
+        metavar="N,N",
+        help="sequences at once (default: 1,4,8,16)",
+    )
+    for name, meaning in (
+        ("prompt_tokens", "length of the prompt that is prefilled"),
+        ("context_tokens", "tokens before decoding starts"),
+        ("decode_tokens", "tokens that each sequence decodes"),
+        ("repetitions", "runs, of which the median counts"),
+    ):
+        add(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=getattr(defaults, name),
+            metavar="N",
+            help=f"{meaning} (default: %(default)s)",
+        )
+    add("--threads", type=int, help="threads of the session (default: the cores at hand)")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    add("--top-p", type=float, default=1.0, help="probability mass kept (default: %(default)s)")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    _add_speculate(parser)
+    _add_source_flags(parser)
+
+
+def _add_speculate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--speculate",
+        action="store_true",
+        help="guess ahead while one sequence decodes: faster on text that repeats itself, "
+        "but no longer the same bits in any company",
+    )
 
 
 def _add_source_flags(parser: argparse.ArgumentParser) -> None:
