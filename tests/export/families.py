@@ -23,6 +23,12 @@ LONGROPE = {
 }
 _MIXED_LAYERS = ["full_attention", "sliding_attention"]
 
+_SHORT_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+}
+
 Case = tuple[str, dict[str, Any]]
 
 # One case that stands for each family: what tests of precisions and the table of the docs run.
@@ -31,6 +37,8 @@ FAMILIES: dict[str, Case] = {
     "mistral": ("mistral", {"sliding_window": 8}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "phi3": ("phi3", {"sliding_window": 8}),
+    "phi": ("phi", {}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -60,5 +68,14 @@ OPTIONS: dict[str, Case] = {
     "long rope past its original length": (
         "llama",
         {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 4}},
+    ),
+    "phi3 without windows": ("phi3", {}),
+    "phi3 past its original length, half of each head rotated": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 4,
+            "partial_rotary_factor": 0.5,
+            "rope_scaling": _SHORT_LONGROPE,
+        },
     ),
 }

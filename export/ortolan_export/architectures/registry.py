@@ -8,11 +8,20 @@ from typing import Any
 from ortolan_export.architectures.family import Architecture
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
+from ortolan_export.architectures.phi import PHI, PHI3
 from ortolan_export.architectures.qwen import QWEN2, QWEN3
 from ortolan_export.errors import SourceError, UnsupportedModel
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    architecture.model_type: architecture for architecture in (LLAMA, MISTRAL, QWEN2, QWEN3)
+    architecture.model_type: architecture
+    for architecture in (
+        LLAMA,
+        MISTRAL,
+        PHI,
+        PHI3,
+        QWEN2,
+        QWEN3,
+    )
 }
 
 
