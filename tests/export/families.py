@@ -28,6 +28,12 @@ _SHORT_LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [1.0, 2.0, 4.0, 8.0],
 }
+_GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "tie_word_embeddings": True,
+}
 
 Case = tuple[str, dict[str, Any]]
 
@@ -39,6 +45,9 @@ FAMILIES: dict[str, Case] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "phi3": ("phi3", {"sliding_window": 8}),
     "phi": ("phi", {}),
+    "gemma": ("gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3_text", {**_GEMMA, "layer_types": _MIXED_LAYERS}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -77,5 +86,11 @@ OPTIONS: dict[str, Case] = {
             "partial_rotary_factor": 0.5,
             "rope_scaling": _SHORT_LONGROPE,
         },
+    ),
+    "gemma whose gelu means its approximation": ("gemma", {"hidden_act": "gelu"}),
+    "gemma2 with the windows of its family": ("gemma2", _GEMMA),
+    "gemma3 with scaled rotation on its full layers": (
+        "gemma3_text",
+        {**_GEMMA, "rope_scaling": _LINEAR, "sliding_window_pattern": 2},
     ),
 }

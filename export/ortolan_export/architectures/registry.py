@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortolan_export.architectures.family import Architecture
+from ortolan_export.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
 from ortolan_export.architectures.phi import PHI, PHI3
@@ -15,6 +16,9 @@ from ortolan_export.errors import SourceError, UnsupportedModel
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
         LLAMA,
         MISTRAL,
         PHI,
