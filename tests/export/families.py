@@ -48,6 +48,7 @@ FAMILIES: dict[str, Case] = {
     "gemma": ("gemma", {"tie_word_embeddings": True}),
     "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("gemma3_text", {**_GEMMA, "layer_types": _MIXED_LAYERS}),
+    "gpt2": ("gpt2", {"tie_word_embeddings": True}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -93,4 +94,5 @@ OPTIONS: dict[str, Case] = {
         "gemma3_text",
         {**_GEMMA, "rope_scaling": _LINEAR, "sliding_window_pattern": 2},
     ),
+    "gpt2 with a narrow mlp": ("gpt2", {"n_inner": 96, "activation_function": "relu"}),
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 from ortolan_export.architectures.family import Architecture
 from ortolan_export.architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from ortolan_export.architectures.gpt2 import GPT2
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
 from ortolan_export.architectures.phi import PHI, PHI3
@@ -19,6 +20,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         GEMMA,
         GEMMA2,
         GEMMA3,
+        GPT2,
         LLAMA,
         MISTRAL,
         PHI,
