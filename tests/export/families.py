@@ -49,6 +49,7 @@ FAMILIES: dict[str, Case] = {
     "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("gemma3_text", {**_GEMMA, "layer_types": _MIXED_LAYERS}),
     "gpt2": ("gpt2", {"tie_word_embeddings": True}),
+    "gpt_neox": ("gpt_neox", {}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -95,4 +96,9 @@ OPTIONS: dict[str, Case] = {
         {**_GEMMA, "rope_scaling": _LINEAR, "sliding_window_pattern": 2},
     ),
     "gpt2 with a narrow mlp": ("gpt2", {"n_inner": 96, "activation_function": "relu"}),
+    "gpt_neox with layers one after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt_neox with whole heads rotated": (
+        "gpt_neox",
+        {"attention_bias": False, "hidden_act": "gelu_fast", "rotary_pct": 1.0},
+    ),
 }

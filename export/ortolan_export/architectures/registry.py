@@ -8,6 +8,7 @@ from typing import Any
 from ortolan_export.architectures.family import Architecture
 from ortolan_export.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from ortolan_export.architectures.gpt2 import GPT2
+from ortolan_export.architectures.gpt_neox import GPT_NEOX
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
 from ortolan_export.architectures.phi import PHI, PHI3
@@ -21,6 +22,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         GEMMA2,
         GEMMA3,
         GPT2,
+        GPT_NEOX,
         LLAMA,
         MISTRAL,
         PHI,
