@@ -50,6 +50,7 @@ FAMILIES: dict[str, Case] = {
     "gemma3": ("gemma3_text", {**_GEMMA, "layer_types": _MIXED_LAYERS}),
     "gpt2": ("gpt2", {"tie_word_embeddings": True}),
     "gpt_neox": ("gpt_neox", {}),
+    "opt": ("opt", {"ffn_dim": 96, "tie_word_embeddings": True}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -101,4 +102,5 @@ OPTIONS: dict[str, Case] = {
         "gpt_neox",
         {"attention_bias": False, "hidden_act": "gelu_fast", "rotary_pct": 1.0},
     ),
+    "opt without biases": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
 }

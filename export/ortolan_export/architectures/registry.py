@@ -11,6 +11,7 @@ from ortolan_export.architectures.gpt2 import GPT2
 from ortolan_export.architectures.gpt_neox import GPT_NEOX
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
+from ortolan_export.architectures.opt import OPT
 from ortolan_export.architectures.phi import PHI, PHI3
 from ortolan_export.architectures.qwen import QWEN2, QWEN3
 from ortolan_export.errors import SourceError, UnsupportedModel
@@ -25,6 +26,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         GPT_NEOX,
         LLAMA,
         MISTRAL,
+        OPT,
         PHI,
         PHI3,
         QWEN2,
