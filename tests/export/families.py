@@ -51,6 +51,7 @@ FAMILIES: dict[str, Case] = {
     "gpt2": ("gpt2", {"tie_word_embeddings": True}),
     "gpt_neox": ("gpt_neox", {}),
     "opt": ("opt", {"ffn_dim": 96, "tie_word_embeddings": True}),
+    "falcon": ("falcon", {"tie_word_embeddings": True}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -103,4 +104,15 @@ OPTIONS: dict[str, Case] = {
         {"attention_bias": False, "hidden_act": "gelu_fast", "rotary_pct": 1.0},
     ),
     "opt without biases": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
+    "falcon with biases": ("falcon", {"bias": True, "ffn_hidden_size": 96}),
+    "falcon of the new architecture": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "falcon of the new architecture with one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon with layers one after the other": ("falcon", {"parallel_attn": False}),
+    "falcon with a key for each query": ("falcon", {"multi_query": False}),
 }
