@@ -34,6 +34,12 @@ _GEMMA = {
     "sliding_window": 8,
     "tie_word_embeddings": True,
 }
+_GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.4,
+}
 
 Case = tuple[str, dict[str, Any]]
 
@@ -52,6 +58,7 @@ FAMILIES: dict[str, Case] = {
     "gpt_neox": ("gpt_neox", {}),
     "opt": ("opt", {"ffn_dim": 96, "tie_word_embeddings": True}),
     "falcon": ("falcon", {"tie_word_embeddings": True}),
+    "granite": ("granite", _GRANITE),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -115,4 +122,5 @@ OPTIONS: dict[str, Case] = {
     ),
     "falcon with layers one after the other": ("falcon", {"parallel_attn": False}),
     "falcon with a key for each query": ("falcon", {"multi_query": False}),
+    "granite with a tied head": ("granite", {**_GRANITE, "tie_word_embeddings": True}),
 }

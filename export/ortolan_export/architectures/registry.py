@@ -10,6 +10,7 @@ from ortolan_export.architectures.family import Architecture
 from ortolan_export.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from ortolan_export.architectures.gpt2 import GPT2
 from ortolan_export.architectures.gpt_neox import GPT_NEOX
+from ortolan_export.architectures.granite import GRANITE
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
 from ortolan_export.architectures.opt import OPT
@@ -26,6 +27,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         GEMMA3,
         GPT2,
         GPT_NEOX,
+        GRANITE,
         LLAMA,
         MISTRAL,
         OPT,
