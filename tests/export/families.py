@@ -59,6 +59,8 @@ FAMILIES: dict[str, Case] = {
     "opt": ("opt", {"ffn_dim": 96, "tie_word_embeddings": True}),
     "falcon": ("falcon", {"tie_word_embeddings": True}),
     "granite": ("granite", _GRANITE),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 8, "layer_types": _MIXED_LAYERS}),
 }
 
 OPTIONS: dict[str, Case] = {

@@ -13,6 +13,7 @@ from ortolan_export.architectures.gpt_neox import GPT_NEOX
 from ortolan_export.architectures.granite import GRANITE
 from ortolan_export.architectures.llama import LLAMA
 from ortolan_export.architectures.mistral import MISTRAL
+from ortolan_export.architectures.olmo import OLMO2, OLMO3
 from ortolan_export.architectures.opt import OPT
 from ortolan_export.architectures.phi import PHI, PHI3
 from ortolan_export.architectures.qwen import QWEN2, QWEN3
@@ -30,6 +31,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         GRANITE,
         LLAMA,
         MISTRAL,
+        OLMO2,
+        OLMO3,
         OPT,
         PHI,
         PHI3,
