@@ -61,6 +61,7 @@ FAMILIES: dict[str, Case] = {
     "granite": ("granite", _GRANITE),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 8, "layer_types": _MIXED_LAYERS}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -125,4 +126,5 @@ OPTIONS: dict[str, Case] = {
     "falcon with layers one after the other": ("falcon", {"parallel_attn": False}),
     "falcon with a key for each query": ("falcon", {"multi_query": False}),
     "granite with a tied head": ("granite", {**_GRANITE, "tie_word_embeddings": True}),
+    "stablelm with parallel layers": ("stablelm", {"use_parallel_residual": True}),
 }
