@@ -62,6 +62,7 @@ FAMILIES: dict[str, Case] = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 8, "layer_types": _MIXED_LAYERS}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
 }
 
 OPTIONS: dict[str, Case] = {
@@ -127,4 +128,8 @@ OPTIONS: dict[str, Case] = {
     "falcon with a key for each query": ("falcon", {"multi_query": False}),
     "granite with a tied head": ("granite", {**_GRANITE, "tie_word_embeddings": True}),
     "stablelm with parallel layers": ("stablelm", {"use_parallel_residual": True}),
+    "smollm3 with windows where it does not rotate": (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "sliding_window": 8, "use_sliding_window": True},
+    ),
 }

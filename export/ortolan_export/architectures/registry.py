@@ -17,6 +17,7 @@ from ortolan_export.architectures.olmo import OLMO2, OLMO3
 from ortolan_export.architectures.opt import OPT
 from ortolan_export.architectures.phi import PHI, PHI3
 from ortolan_export.architectures.qwen import QWEN2, QWEN3
+from ortolan_export.architectures.smollm3 import SMOLLM3
 from ortolan_export.architectures.stablelm import STABLELM
 from ortolan_export.errors import SourceError, UnsupportedModel
 
@@ -39,6 +40,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         PHI3,
         QWEN2,
         QWEN3,
+        SMOLLM3,
         STABLELM,
     )
 }
