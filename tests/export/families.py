@@ -63,6 +63,11 @@ FAMILIES: dict[str, Case] = {
     "olmo3": ("olmo3", {"sliding_window": 8, "layer_types": _MIXED_LAYERS}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "cohere": ("cohere", {"logit_scale": 0.7, "tie_word_embeddings": True}),
+    "cohere2": (
+        "cohere2",
+        {"logit_scale": 0.7, "sliding_window": 8, "layer_types": _MIXED_LAYERS},
+    ),
 }
 
 OPTIONS: dict[str, Case] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ortolan_export.architectures.cohere import COHERE, COHERE2
 from ortolan_export.architectures.falcon import FALCON
 from ortolan_export.architectures.family import Architecture
 from ortolan_export.architectures.gemma import GEMMA, GEMMA2, GEMMA3
@@ -24,6 +25,8 @@ from ortolan_export.errors import SourceError, UnsupportedModel
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (
+        COHERE,
+        COHERE2,
         FALCON,
         GEMMA,
         GEMMA2,
