@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -159,19 +159,23 @@ class Engine:
                 prompt_tokens=len(request.prompt),
                 max_tokens=request.max_tokens,
             )
-        vocab = self.manifest.vocab_size
+        self._check_ids("prompt", request.prompt)
         sampling = request.sampling
-        for field, ids in (
-            ("prompt", request.prompt),
-            ("logit_bias", sampling.logit_bias),
-            ("allowed_token_ids", sampling.allowed_token_ids),
-            ("stop_token_ids", request.stop_token_ids),
-            ("bad_words", tuple(id for word in sampling.bad_words for id in word)),
-        ):
-            # A token id of -1 would silently mean the last row to onnxruntime.
-            wrong = next((id for id in ids if not 0 <= id < vocab), None)
-            if wrong is not None:
-                raise InvalidParameter(field, f"must hold token ids within 0..{vocab - 1}", wrong)
+        self._check_ids("logit_bias", sampling.logit_bias)
+        self._check_ids("allowed_token_ids", sampling.allowed_token_ids)
+        self._check_ids("stop_token_ids", request.stop_token_ids)
+        for word in sampling.bad_words:
+            self._check_ids("bad_words", word)
+
+    def _check_ids(self, field: str, ids: Collection[int]) -> None:
+        """Raise InvalidParameter when an id is outside the vocabulary.
+
+        To onnxruntime -1 would silently mean the last row.
+        """
+        last = self.manifest.vocab_size - 1
+        for extreme in (min(ids), max(ids)) if ids else ():
+            if not 0 <= extreme <= last:
+                raise InvalidParameter(field, f"must hold token ids within 0..{last}", extreme)
 
     def submit(self, request: GenerationRequest, sink: EventSink) -> int:
         """Queue one sequence and return its id; its events go to ``sink``.
@@ -182,8 +186,12 @@ class Engine:
 
     def submit_all(self, requests: Sequence[GenerationRequest], sink: EventSink) -> list[int]:
         """Queue several sequences, or none of them when one is refused; raises as ``submit``."""
+        seen: GenerationRequest | None = None
         for request in requests:
-            self.check(request)
+            # The choices of one prompt share its tuple, and need its check once.
+            if seen is None or not _differ_in_choice_alone(seen, request):
+                self.check(request)
+            seen = request
         with self._lock:
             self._require_open()
             waiting = len(self._live) + len(requests) - self._stepper.slots
@@ -257,7 +265,10 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._take_mail():
-                self._deliver(self._stepper.step())
+                self._deliver(self._stepper.take_events())  # of cancels: not after one more step
+                self._stepper.step()
+                self._deliver(self._stepper.take_events())
+            self._deliver(self._stepper.take_events())
         except BaseException as exc:
             logger.exception("the engine's thread died")
             self.failure = type(exc).__name__
@@ -301,6 +312,13 @@ class Engine:
             self._is_open = False
             left = list(self._live)
         self._deliver([(id, Event(ending=ending)) for id in left])
+
+
+def _differ_in_choice_alone(one: GenerationRequest, other: GenerationRequest) -> bool:
+    if one.prompt is not other.prompt:
+        return False
+    sampling = msgspec.structs.replace(other.sampling, choice=one.sampling.choice)
+    return msgspec.structs.replace(other, sampling=sampling) == one
 
 
 def id_of(sink: EventSink) -> int:

@@ -32,6 +32,7 @@ Events = list[tuple[int, Event]]
 _UNREADABLE = "the prompt could not be taken in"
 _UNDRAWN = "the next token could not be drawn"
 _NOT_A_NUMBER = "the model's output is not a number"
+_UNFINISHED = "the text could not be finished"
 _NOT_RUN = "the model could not run"
 
 
@@ -117,16 +118,27 @@ class Stepper:
     def cancel(self, id: int) -> None:
         """End one sequence, if it has not ended."""
         sequence = self._sequences.get(id)
-        if sequence is not None:
-            self._end(sequence, sequence.finish("cancelled"))
+        if sequence is None:
+            return
+        try:
+            event = sequence.finish("cancelled")
+        except Exception:
+            logger.exception("the text of sequence %d could not be finished", id)
+            event = sequence.fail(_UNFINISHED)
+        self._end(sequence, event)
 
     def cancel_all(self) -> None:
         """End every sequence."""
         for id in list(self._sequences):
             self.cancel(id)
 
-    def step(self) -> Events:
-        """Run one step and return the events since the last one."""
+    def take_events(self) -> Events:
+        """Return the events since this was called last."""
+        events, self._events = self._events, []
+        return events
+
+    def step(self) -> None:
+        """Run one step, if there is anything to run."""
         started = time.perf_counter()
         step = self._scheduler.next_step()
         match step:
@@ -139,8 +151,6 @@ class Stepper:
             case ForkStep():
                 self._fork(step)
         self._gauge()
-        events, self._events = self._events, []
-        return events
 
     def _prefill(self, step: PrefillStep) -> None:
         sequence = self._sequences[step.work.id]

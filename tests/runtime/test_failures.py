@@ -149,6 +149,32 @@ def test_a_decode_step_that_the_session_refuses_ends_its_rows_and_no_more(
         assert [said(o) for o in together(engine, neighbours())] == [said(o) for o in sound]
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp32"])
+def test_a_row_that_the_session_refuses_amid_a_batch_ends_alone(
+    glass_bundle: Path, glass_bundle_fp32: Path, kind: str
+) -> None:
+    bundle = glass_bundle if kind == "int8" else glass_bundle_fp32
+    with engine_on(bundle, slots=4) as engine:
+        sound = together(engine, neighbours())
+    with engine_around(bundle, Refusing) as (engine, _):
+        # Shortest first, so that the faulty row stands last, in the middle and first in turn.
+        for place in range(4):
+            requests = neighbours()
+            requests.insert(
+                place,
+                request(
+                    [30, 31, 32, 33 + place, 34, 35, 36, 37, 38, 39, 40, 41],
+                    max_tokens=60,
+                    ignore_eos=True,
+                ),
+            )
+            outcomes = together(engine, requests)
+            bad = outcomes.pop(place)
+            assert (bad.ending.reason, bad.ending.error) == ("error", "the model could not run")
+            assert bad.ending.completion_tokens == 9
+            assert [o.bits() for o in outcomes] == [o.bits() for o in sound]
+
+
 def test_an_error_names_neither_the_prompt_nor_a_trace(glass_bundle: Path) -> None:
     with engine_around(glass_bundle, Refusing) as (engine, _):
         (bad,) = together(engine, [request([20, POISON, 21])])

@@ -237,3 +237,32 @@ def test_many_threads_may_submit_and_cancel_at_once(alphabet_bundle: Path) -> No
         for outcome in outcomes:
             assert outcome.ending.reason in ("length", "cancelled")
             assert "bcdefghijklm".startswith(outcome.text)
+
+
+def test_closing_tells_how_far_each_sequence_had_come(alphabet_bundle: Path) -> None:
+    with engine_around(alphabet_bundle, Gate) as (engine, gate):
+        sink = Sink()
+        ids = engine.submit_all([request([97], max_tokens=20)], sink)
+        gate.reach()
+        gate.go(3)
+        sink.wait_until(
+            lambda: sum(e.new_tokens for o in sink.outcomes.values() for e in o.events) >= 2
+        )
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        gate.open()
+        closing.join()
+        (outcome,) = sink.wait_for(ids)
+        assert outcome.ending.completion_tokens == sum(e.new_tokens for e in outcome.events) > 1
+
+
+def test_a_cancel_is_told_before_the_next_step_runs(alphabet_bundle: Path) -> None:
+    with engine_around(alphabet_bundle, Gate) as (engine, gate):
+        sink = Sink()
+        leaving, staying = engine.submit_all([request([97], max_tokens=20)] * 2, sink)
+        gate.reach()
+        engine.cancel(leaving)
+        gate.go()  # the step that was under way; the next one is not let go
+        sink.wait_for([leaving])
+        gate.open()
+        sink.wait_for([staying])
