@@ -53,6 +53,9 @@ class Attention:
             inputs.total_sequence_length,
             cos,
             sin,
+            None,
+            None,
+            self._sinks(layer),
             domain=MICROSOFT,
             **self._attributes(layer),
         )
@@ -93,6 +96,12 @@ class Attention:
         query = norms.query_or_key(decoder.module(layer, names.query_norm), query, decoder.heads)
         key = norms.query_or_key(decoder.module(layer, names.key_norm), key, decoder.kv_heads)
         return query, key, value
+
+    def _sinks(self, layer: int) -> ir.Value | None:
+        if self.decoder.names.sinks is None:
+            return None
+        name = self.decoder.module(layer, self.decoder.names.sinks)
+        return self.graph.tensor(name, self.norms.tensors.read(name))
 
     def _past(self, layer: int, kind: str) -> ir.Value:
         name = NAMES.past.format(layer=layer, kind=kind)

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.attention import NAMES, Attention, Inputs, declare_inputs
+from ortolan_export.experts import Experts
 from ortolan_export.graph import GraphBuilder
 from ortolan_export.mlp import MLP
 from ortolan_export.norms import Norms
@@ -29,7 +30,11 @@ class Blocks:
         self.decoder = decoder
         self.norms = Norms(graph, tensors, decoder)
         self.attention = Attention(graph, linears, self.norms, decoder)
-        self.mlp = MLP(graph, linears, decoder)
+        self.mlp = (
+            MLP(graph, linears, decoder)
+            if decoder.mixture is None
+            else Experts(graph, tensors, decoder, decoder.mixture, linears.expert_bits)
+        )
 
     def build(self) -> None:
         """Emit the whole decoder, from token ids to logits."""

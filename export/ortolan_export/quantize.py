@@ -9,7 +9,7 @@ products in 16 bits, and 255 * 63 * 2 < 32768 cannot saturate there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ _SLICE_ELEMENTS = 1 << 24  # how much of a large matrix is read at once: 64 MB a
 _BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
 Int8 = NDArray[np.int8]
+ExpertBits = Literal[8, 32]
 
 
 class Operand(msgspec.Struct, frozen=True):
@@ -38,7 +39,11 @@ class Operand(msgspec.Struct, frozen=True):
 
 
 class Linears(Protocol):
-    """How weights are stored and multiplied at one precision."""
+    """How weights are stored and multiplied at one precision; experts in ``expert_bits``."""
+
+    @property
+    def expert_bits(self) -> ExpertBits:
+        """Return in how many bits the weights of experts are kept."""
 
     def operand(self, x: ir.Value) -> Operand:
         """Return ``x`` as the input of one or more linear layers."""
@@ -58,6 +63,8 @@ class Linears(Protocol):
 
 class Float32Linears:
     """Weights as they are, in the checkpoint's own orientation ``[out, in]``."""
+
+    expert_bits: ExpertBits = 32
 
     def __init__(self, graph: GraphBuilder, tensors: Tensors) -> None:
         self._graph = graph
@@ -97,6 +104,8 @@ class Float32Linears:
 
 class Int8Linears:
     """Weights in 7 bits per output channel, activations in 8 bits per row."""
+
+    expert_bits: ExpertBits = 8
 
     def __init__(self, graph: GraphBuilder, tensors: Tensors) -> None:
         self._graph = graph

@@ -40,6 +40,12 @@ _GRANITE = {
     "logits_scaling": 2.0,
     "residual_multiplier": 0.4,
 }
+_QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GPT_OSS = {
+    "layer_types": _MIXED_LAYERS,
+    "rope_scaling": {**_YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+    "swiglu_limit": 0.5,
+}
 
 Case = tuple[str, dict[str, Any]]
 
@@ -67,6 +73,12 @@ FAMILIES: dict[str, Case] = {
     "cohere2": (
         "cohere2",
         {"logit_scale": 0.7, "sliding_window": 8, "layer_types": _MIXED_LAYERS},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": ("qwen3_moe", {**_QWEN3_MOE, "norm_topk_prob": True}),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, **_GPT_OSS},
     ),
 }
 
@@ -137,4 +149,6 @@ OPTIONS: dict[str, Case] = {
         "smollm3",
         {"no_rope_layer_interval": 2, "sliding_window": 8, "use_sliding_window": True},
     ),
+    "mixtral with windows": ("mixtral", {"num_local_experts": 3, "sliding_window": 8}),
+    "qwen3_moe whose weights do not sum to 1": ("qwen3_moe", _QWEN3_MOE),
 }

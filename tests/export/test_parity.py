@@ -45,3 +45,13 @@ def test_longrope_uses_the_short_factors_within_the_original_length(
     checkpoint = make_checkpoint("llama", rope_scaling=scaling)
     export(checkpoint, tmp_path / "out", precision="fp32", context_length=64)
     assert worst_difference(tmp_path / "out", Reference(checkpoint)) < _TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
+def test_a_mixture_keeps_a_tokens_bits_whoever_else_its_experts_get(
+    case: str, make_checkpoint: Any, tmp_path: Path
+) -> None:
+    family, config = FAMILIES[case]
+    checkpoint = make_checkpoint(family, **config)
+    export(checkpoint, tmp_path / "out", precision="fp32")
+    assert has_the_same_bits_in_chunks(tmp_path / "out", Reference(checkpoint))

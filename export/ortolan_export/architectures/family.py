@@ -34,6 +34,8 @@ class WeightNames(msgspec.Struct, frozen=True, kw_only=True):
     attention and MLP read the residual stream as it is; ``attention_post_norm`` and
     ``mlp_post_norm`` act on what they write to it. Without ``gate`` the MLP is up, activation,
     down. ``qkv`` and ``gate_up`` hold several layers packed, which ``query`` and so on then name.
+    ``sinks`` is one logit a head that every token may attend to. With a ``router`` the MLP is made
+    of experts, each with modules of its own or, stacked, with its ``[in, out]`` in one tensor.
     """
 
     embedding: str = "model.embed_tokens"
@@ -56,6 +58,13 @@ class WeightNames(msgspec.Struct, frozen=True, kw_only=True):
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     mlp_post_norm: str | None = None
+    sinks: str | None = None
+    router: str | None = None
+    expert_gate: str = "mlp.experts.{expert}.gate_proj"
+    expert_up: str = "mlp.experts.{expert}.up_proj"
+    expert_down: str = "mlp.experts.{expert}.down_proj"
+    stacked_gate_up: str | None = None
+    stacked_down: str | None = None
 
     def without(self, prefix: str) -> WeightNames:
         """Return the names as they are in a checkpoint that leaves ``prefix`` out."""
@@ -75,6 +84,28 @@ class Scales(msgspec.Struct, frozen=True, kw_only=True):
     logits: float = 1.0
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
+
+
+class Mixture(msgspec.Struct, frozen=True, kw_only=True):
+    """An MLP of experts, of which each token takes the ``per_token`` that its router likes best.
+
+    An expert computes silu(gate) times up. With a limit the gate is at most that, up within it, and
+    the product is gate sigmoid(``alpha`` gate) (up + ``beta``). The router's weights of the chosen
+    experts sum to 1 where ``is_normalised``.
+    """
+
+    experts: int
+    per_token: int
+    inner_size: int
+    is_normalised: bool = True
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+
+def no_mixture(config: Config) -> Mixture | None:
+    """Return None: every MLP is one."""
+    return None
 
 
 def no_windows(config: Config) -> tuple[int, ...]:
@@ -139,6 +170,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     windows: Callable[[Config], tuple[int, ...]] = no_windows
     rotates: Callable[[Config], tuple[bool, ...]] = every_layer_rotates
     scales: Callable[[Config, int], Scales] = plain_scales
+    mixture: Callable[[Config], Mixture | None] = no_mixture
     variant: Callable[[Architecture, Config], Architecture] = as_it_is
 
 
@@ -164,6 +196,7 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]
     ropes: tuple[Rope | None, ...]
     scales: Scales
+    mixture: Mixture | None
 
     @property
     def names(self) -> WeightNames:
@@ -184,5 +217,5 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
         names, is_parallel = self.names, self.architecture.is_parallel
         has_mlp_norm = names.mlp_norm is not None or is_parallel
         has_norms = self.architecture.norm == "rms" and names.attention_norm and has_mlp_norm
-        others = (names.attention_post_norm, names.mlp_post_norm, names.positions)
+        others = (names.attention_post_norm, names.mlp_post_norm, names.positions, names.router)
         return bool(has_norms) and not any(others)

@@ -87,6 +87,7 @@ def _read_decoder(family: Architecture, config: Config, context_length: int | No
         windows=tuple(width if width < length else 0 for width in windows),
         ropes=ropes,
         scales=family.scales(config, head_size),
+        mixture=family.mixture(config),
     )
 
 
@@ -194,6 +195,11 @@ def _required(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
     for module, shape in _linears(decoder):
         is_transposed = decoder.architecture.is_transposed
         yield f"{module}.weight", shape[::-1] if is_transposed else shape
+    for layer in range(decoder.layers):
+        if names.sinks is not None:
+            yield decoder.module(layer, names.sinks), (decoder.heads,)
+        for name, tensor_shape in _expert_tensors(decoder):
+            yield decoder.module(layer, name), tensor_shape
 
 
 def _optional(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
@@ -207,6 +213,9 @@ def _optional(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
             yield f"{module}.bias", (decoder.hidden_size,)
     for module, shape in _linears(decoder):
         yield f"{module}.bias", shape[:1]
+    if decoder.mixture is not None and names.router is not None:
+        for layer in range(decoder.layers):
+            yield f"{decoder.module(layer, names.router)}.bias", (decoder.mixture.experts,)
 
 
 def _norm_width(decoder: Decoder, module: str) -> int:
@@ -234,6 +243,8 @@ def _layer_linears(decoder: Decoder) -> Iterator[tuple[str, tuple[int, int]]]:
         yield names.key, (narrow, hidden)
         yield names.value, (narrow, hidden)
     yield names.attention_output, (hidden, wide)
+    if decoder.mixture is not None:
+        return
     if names.gate_up is not None:
         yield names.gate_up, (2 * inner, hidden)
     else:
@@ -241,3 +252,21 @@ def _layer_linears(decoder: Decoder) -> Iterator[tuple[str, tuple[int, int]]]:
         if names.gate is not None:
             yield names.gate, (inner, hidden)
     yield names.down, (hidden, inner)
+
+
+def _expert_tensors(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
+    """Give the tensors of a layer's router and experts, their names without the layer's."""
+    names, mixture, hidden = decoder.names, decoder.mixture, decoder.hidden_size
+    if mixture is None:
+        return
+    yield f"{names.router}.weight", (mixture.experts, hidden)
+    if names.stacked_gate_up is not None and names.stacked_down is not None:
+        yield names.stacked_gate_up, (mixture.experts, hidden, 2 * mixture.inner_size)
+        yield f"{names.stacked_gate_up}_bias", (mixture.experts, 2 * mixture.inner_size)
+        yield names.stacked_down, (mixture.experts, mixture.inner_size, hidden)
+        yield f"{names.stacked_down}_bias", (mixture.experts, hidden)
+        return
+    for expert in range(mixture.experts):
+        for name in (names.expert_gate, names.expert_up):
+            yield f"{name.format(expert=expert)}.weight", (mixture.inner_size, hidden)
+        yield f"{names.expert_down.format(expert=expert)}.weight", (hidden, mixture.inner_size)

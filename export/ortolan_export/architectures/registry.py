@@ -11,13 +11,14 @@ from ortolan_export.architectures.family import Architecture
 from ortolan_export.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from ortolan_export.architectures.gpt2 import GPT2
 from ortolan_export.architectures.gpt_neox import GPT_NEOX
+from ortolan_export.architectures.gpt_oss import GPT_OSS
 from ortolan_export.architectures.granite import GRANITE
 from ortolan_export.architectures.llama import LLAMA
-from ortolan_export.architectures.mistral import MISTRAL
+from ortolan_export.architectures.mistral import MISTRAL, MIXTRAL
 from ortolan_export.architectures.olmo import OLMO2, OLMO3
 from ortolan_export.architectures.opt import OPT
 from ortolan_export.architectures.phi import PHI, PHI3
-from ortolan_export.architectures.qwen import QWEN2, QWEN3
+from ortolan_export.architectures.qwen import QWEN2, QWEN3, QWEN3_MOE
 from ortolan_export.architectures.smollm3 import SMOLLM3
 from ortolan_export.architectures.stablelm import STABLELM
 from ortolan_export.errors import SourceError, UnsupportedModel
@@ -33,9 +34,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         GEMMA3,
         GPT2,
         GPT_NEOX,
+        GPT_OSS,
         GRANITE,
         LLAMA,
         MISTRAL,
+        MIXTRAL,
         OLMO2,
         OLMO3,
         OPT,
@@ -43,6 +46,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         PHI3,
         QWEN2,
         QWEN3,
+        QWEN3_MOE,
         SMOLLM3,
         STABLELM,
     )
