@@ -68,7 +68,9 @@ class Errors:
 
     async def _answer(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         dialect = self._dialect_of(scope["path"])
-        status, document = dialect.status(error), dialect.error(error)
+        is_completion = scope["path"].rstrip("/") == dialect.path
+        status = dialect.status(error) if is_completion else error.status
+        document = dialect.error(error)
         if error.headers.get("connection") == "close":
             await send_json_and_linger(
                 send, receive, document, status=status, headers=error.headers

@@ -228,6 +228,37 @@ def test_a_model_that_is_not_served_is_not_found(plain: Server) -> None:
         assert document["model"] == "plain"
 
 
+@pytest.mark.parametrize("base", ["/v1", "/tokensmind/v1", "/openai", ""])
+def test_the_models_are_listed_under_every_base_url(plain: Server, base: str) -> None:
+    """Clients ask there what is served."""
+    listed = plain.client.get(f"{base}/models").json()["data"]
+    assert [model["id"] for model in listed] == ["plain"]
+    assert plain.client.get(f"{base}/models/plain").json() == listed[0]
+    missing = plain.client.get(f"{base}/models/other/one")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "HEAD"])
+@pytest.mark.parametrize("path", COMPLETIONS)
+def test_a_wrong_method_is_told_the_right_one(plain: Server, path: str, method: str) -> None:
+    """With a body or without."""
+    for content in (b"", b"{}"):
+        response = plain.client.request(method, path, content=content)
+        assert response.status_code == 405
+        assert response.headers["allow"] == "POST"
+        if method != "HEAD":
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completion", "/v1/completions//", "/%00", "/é"])
+def test_an_unknown_path_is_not_found_and_redirected_nowhere(plain: Server, path: str) -> None:
+    """Not even to one with a slash more or less."""
+    response = plain.client.post(path, json={})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+
+
 ORIGIN = "http://localhost:3000"
 
 
