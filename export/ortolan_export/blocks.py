@@ -12,6 +12,7 @@ from ortolan_export.graph import GraphBuilder
 from ortolan_export.mlp import MLP
 from ortolan_export.norms import Norms
 from ortolan_export.quantize import Linears
+from ortolan_export.rotation import turn_name
 from ortolan_export.source import Tensors
 
 
@@ -62,11 +63,12 @@ class Blocks:
         """Emit the logits of ``x`` and the log-sum-exp of each of their rows."""
         graph, names, scales = self.graph, self.decoder.names, self.decoder.scales
         # Logits are linear in x, which is much smaller.
-        operand = self.linears.operand(self._scaled(x, scales.logits))
+        x = self._turned(self._scaled(x, scales.logits))
+        x = graph.op("Reshape", x, graph.constant([-1, self.decoder.hidden_size], np.int64))
         if self.decoder.is_tied:
-            logits = self.linears.tied_head(names.embedding, operand)
+            logits = self.linears.tied_head(names.embedding, x)
         else:
-            logits = self.linears.linear(names.head, operand, [names.head])
+            logits = self.linears.head(names.head, x)
         if scales.logits_softcap:
             cap = graph.constant(scales.logits_softcap, np.float32)
             logits = graph.op("Mul", graph.op("Tanh", graph.op("Div", logits, cap)), cap)
@@ -127,7 +129,10 @@ class Blocks:
     def _wanted(
         self, layer: int, inputs: Inputs, attended: ir.Value, *others: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """Return the rows ``[R, width]`` at the wanted positions, once nothing mixes positions."""
+        """Return the rows ``[R, 1, width]`` at the wanted positions, once nothing mixes positions.
+
+        They stay of rank 3, as everything before the head is.
+        """
         decoder = self.decoder
         if layer < decoder.layers - 1:
             return attended, *others
@@ -137,7 +142,7 @@ class Blocks:
         )
 
     def _rows(self, x: ir.Value, width: int, inputs: Inputs) -> ir.Value:
-        flat = self.graph.op("Reshape", x, self.graph.constant([-1, width], np.int64))
+        flat = self.graph.op("Reshape", x, self.graph.constant([-1, 1, width], np.int64))
         return self.graph.op("Gather", flat, inputs.logit_positions, axis=0)
 
     def _positions(self, inputs: Inputs) -> ir.Value:
@@ -154,6 +159,13 @@ class Blocks:
         first = graph.op("Max", graph.op("Sub", length, count), zero)
         steps = graph.op("Range", zero, graph.op("Squeeze", count), one)
         return graph.op("Add", graph.op("Unsqueeze", first, graph.constant([1], np.int64)), steps)
+
+    def _turned(self, x: ir.Value) -> ir.Value:
+        """Emit the matrix that a rotation leaves before a tied head, if any."""
+        name = turn_name(self.decoder)
+        if name not in self.tensors.shapes:
+            return x
+        return self.graph.op("MatMul", x, self.graph.tensor(name, self.tensors.read(name)))
 
     def _scaled(self, x: ir.Value, factor: float) -> ir.Value:
         if factor == 1.0:

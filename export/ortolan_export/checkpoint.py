@@ -14,7 +14,7 @@ import safetensors
 from tokenizers import Tokenizer
 
 from ortolan_export.errors import SourceError
-from ortolan_export.source import Float32, Texts
+from ortolan_export.source import Float32, SourceRows, Texts
 from ortolan_runtime.bundle import GenerationDefaults
 
 _FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
@@ -44,6 +44,10 @@ class HuggingFaceCheckpoint:
         with _open(self._home[name]) as file:
             rows = file.get_slice(name)[start:stop]
         return cast(Float32, np.ascontiguousarray(rows, dtype=np.float32))
+
+    def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
+        """Return None: every tensor is in floating point."""
+        return None
 
     def texts(self) -> Texts:
         """Return the tokenizer, the chat template and the special tokens."""

@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 
 from ortolan_export.errors import SourceError, UnsupportedModel
 from ortolan_export.gguf_tokenizer import read_texts
-from ortolan_export.source import Float32, Texts
+from ortolan_export.source import Array, Float32, SourceRows, Texts
 
 # GGUF's names for modules, and ours.
 _OUTER_MODULES = {
@@ -71,6 +71,15 @@ class GGUFCheckpoint:
         if heads is None:
             return self._rows(tensor, start, stop)
         return _unpermuted(self._rows(tensor, 0, None), heads)[start:stop]
+
+    def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
+        """Return rows of a matrix as the file has them, None for a floating-point type."""
+        tensor = self._tensors[name]
+        if tensor.data.dtype != np.uint8:
+            return None
+        heads = self._permuted_heads(name)
+        rows = tensor.data if heads is None else _unpermuted(tensor.data, heads)
+        return SourceRows(tensor.tensor_type.name, np.ascontiguousarray(rows[start:stop]))
 
     def texts(self) -> Texts:
         """Return the tokenizer, rebuilt from the file's vocabulary and merges."""
@@ -192,7 +201,7 @@ def _open(path: Path) -> gguf.GGUFReader:
         raise SourceError(f"{path} is no complete GGUF file ({exc}); download it again") from exc
 
 
-def _unpermuted(rows: Float32, heads: int) -> Float32:
+def _unpermuted(rows: Array, heads: int) -> Array:
     """Undo llama.cpp's order of a head's rows, which pairs neighbours, back to two halves."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows.shape))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from ortolan_export.architectures.arrangement import ArrangedTensors
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
 from ortolan_export.attention import NAMES
-from ortolan_export.blocks import Blocks
 from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
 from ortolan_export.errors import SourceError
 from ortolan_export.gguf import GGUFCheckpoint
-from ortolan_export.graph import GraphBuilder
-from ortolan_export.quantize import Float32Linears, Int8Linears, Linears
+from ortolan_export.precisions import Storage, write_graph
 from ortolan_export.source import (
+    AccuracyLevel,
     CheckedTensors,
     Checkpoint,
     NativePrecision,
@@ -28,22 +25,15 @@ from ortolan_export.source import (
     digest,
 )
 from ortolan_export.verify import record_golden
-from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import (
     CHAT_TEMPLATE_NAME,
-    GRAPH_NAME,
     TOKENIZER_NAME,
-    WEIGHTS_NAME,
     Manifest,
     new_folder,
     write_manifest,
 )
 from ortolan_runtime.version import __version__
 
-_LINEARS: Mapping[NativePrecision, Callable[[GraphBuilder, Tensors], Linears]] = {
-    "int8": Int8Linears,
-    "fp32": Float32Linears,
-}
 # Prose, numbers and code; any tokenizer turns them into something.
 _GOLDEN_TEXTS = (
     "The capital of France is",
@@ -59,12 +49,14 @@ def export(
     precision: NativePrecision = "int8",
     name: str | None = None,
     context_length: int | None = None,
+    int4_accuracy_level: AccuracyLevel = 4,
     report: Report | None = None,
 ) -> Manifest:
     """Write a bundle of the model at ``source`` to the folder ``out`` and return its manifest.
 
     ``source`` is a Hugging Face directory or a GGUF file; ``name`` defaults to the source's own;
-    ``context_length`` to the model's. A bundle already at ``out`` is replaced in the last moment.
+    ``context_length`` to the model's; ``int4_accuracy_level`` 4 quantises the activations of 4-bit
+    layers to 8 bits, 0 leaves them. A bundle already at ``out`` is replaced in the last moment.
     ``report`` is told (stage, units done, units in all). Raises ExportError, BundleError.
     """
     say = report or _say_nothing
@@ -72,10 +64,11 @@ def export(
     decoder = plan_decoder(checkpoint, context_length)
     texts = checkpoint.texts()
     prompts = _golden_prompts(texts, decoder)
+    stored = Storage(precision=precision, int4_accuracy_level=int4_accuracy_level)
     with new_folder(out) as folder:
-        _write_graph(folder, checkpoint, decoder, precision, say)
+        write_graph(folder, _counted(checkpoint, say), decoder, stored)
         _write_texts(folder, texts)
-        manifest = _describe(decoder, texts, precision, name or checkpoint.name)
+        manifest = _describe(decoder, texts, stored, name or checkpoint.name)
         manifest = msgspec.structs.replace(manifest, source_digest=_digest(checkpoint, say))
         return write_manifest(folder, _verified(folder, manifest, prompts, say))
 
@@ -89,13 +82,8 @@ def open_checkpoint(source: Path) -> Checkpoint:
     raise SourceError(f"no model at {source}: give a Hugging Face directory or a GGUF file")
 
 
-def _write_graph(
-    folder: Path,
-    checkpoint: Checkpoint,
-    decoder: Decoder,
-    precision: NativePrecision,
-    say: Report,
-) -> None:
+def _counted(checkpoint: Checkpoint, say: Report) -> Tensors:
+    """Return the checkpoint's tensors, checked and reported as they are read."""
     done, total = 0, sum(math.prod(shape) for shape in checkpoint.shapes.values())
 
     def count(elements: int) -> None:
@@ -103,12 +91,7 @@ def _write_graph(
         done += elements
         say("writing weights", min(done, total), total)
 
-    tensors = ArrangedTensors(CheckedTensors(checkpoint, count), decoder)
-    with WeightFile(folder / WEIGHTS_NAME) as weights:
-        graph = GraphBuilder(weights)
-        linears = _LINEARS[precision](graph, tensors)
-        Blocks(graph, linears, tensors, decoder).build()
-    graph.save(folder / GRAPH_NAME)
+    return CheckedTensors(checkpoint, count)
 
 
 def _write_texts(folder: Path, texts: Texts) -> None:
@@ -117,18 +100,19 @@ def _write_texts(folder: Path, texts: Texts) -> None:
         (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
 
 
-def _describe(decoder: Decoder, texts: Texts, precision: NativePrecision, name: str) -> Manifest:
+def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Manifest:
     return Manifest(
         name=name,
         architecture=decoder.architecture.model_type,
         source_digest="",
-        precision=precision,
+        precision=stored.precision,
+        int4_accuracy_level=stored.int4_accuracy_level if stored.has_int4 else None,
         context_length=decoder.context_length,
         vocab_size=decoder.vocab_size,
         layers=decoder.layers,
         kv_heads=decoder.kv_heads,
         head_size=decoder.head_size,
-        single_row_exact=precision == "int8",
+        single_row_exact=stored.precision == "int8",
         graph=NAMES,
         bos_token_id=texts.bos_token_id,
         eos_token_ids=texts.eos_token_ids,

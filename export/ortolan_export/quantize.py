@@ -17,14 +17,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortolan_export.graph import MICROSOFT, GraphBuilder
-from ortolan_export.source import Float32, Tensors
+from ortolan_export.source import Float32, Tensors, row_slices
 
 WEIGHT_LIMIT = 63
 _LOOKUP_LIMIT = 127  # a table that is only looked up meets no integer product
 _ACTIVATION_LIMIT = 127
 _ACTIVATION_ZERO = 128
 _SMALLEST_SCALE = 1e-30  # a row of zeros, or nearly, would divide by zero
-_SLICE_ELEMENTS = 1 << 24  # how much of a large matrix is read at once: 64 MB as float32
 _BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
 Int8 = NDArray[np.int8]
@@ -57,8 +56,11 @@ class Linears(Protocol):
     def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of a table that ``tied_head`` will use again."""
 
-    def tied_head(self, module: str, operand: Operand) -> ir.Value:
-        """Return the logits by the table that ``tied_embedding`` has stored."""
+    def head(self, module: str, x: ir.Value) -> ir.Value:
+        """Return the logits of ``x`` by a table of the head's own."""
+
+    def tied_head(self, module: str, x: ir.Value) -> ir.Value:
+        """Return the logits of ``x`` by the table that ``tied_embedding`` has stored."""
 
 
 class Float32Linears:
@@ -80,7 +82,7 @@ class Float32Linears:
         rows, columns = _packed_shape(self._tensors, modules)
         parts = (part for module in modules for part in _row_slices(self._tensors, module))
         weight = self._graph.streamed(f"{name}.weight", np.float32, (rows, columns), parts)
-        return _add_bias(self._graph, self._tensors, name, self._product(operand, weight), modules)
+        return add_bias(self._graph, self._tensors, name, self._product(operand, weight), modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of the table."""
@@ -94,9 +96,13 @@ class Float32Linears:
         """Return the rows of the table."""
         return self.embedding(module, token_ids)
 
-    def tied_head(self, module: str, operand: Operand) -> ir.Value:
+    def head(self, module: str, x: ir.Value) -> ir.Value:
+        """Return ``x @ weight.T + bias``."""
+        return self.linear(module, self.operand(x), [module])
+
+    def tied_head(self, module: str, x: ir.Value) -> ir.Value:
         """Return ``x @ table.T``."""
-        return self._product(operand, self._tables[module])
+        return self._product(self.operand(x), self._tables[module])
 
     def _product(self, operand: Operand, weight: ir.Value) -> ir.Value:
         return self._graph.op("FusedMatMul", operand.values, weight, domain=MICROSOFT, transB=1)
@@ -139,7 +145,7 @@ class Int8Linears:
             start = stop
         stored = self._graph.tensor(f"{name}.weight", weight)
         product = self._product(operand, stored, self._graph.tensor(f"{name}.scale", scales))
-        return _add_bias(self._graph, self._tensors, name, product, modules)
+        return add_bias(self._graph, self._tensors, name, product, modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of a table in 8 bits, each times its scale."""
@@ -150,14 +156,19 @@ class Int8Linears:
         self._tables[module] = self._table(module, WEIGHT_LIMIT)
         return self._lookup(self._tables[module], token_ids)
 
-    def tied_head(self, module: str, operand: Operand) -> ir.Value:
+    def head(self, module: str, x: ir.Value) -> ir.Value:
+        """Return the logits by a layer like any other."""
+        return self.linear(module, self.operand(x), [module])
+
+    def tied_head(self, module: str, x: ir.Value) -> ir.Value:
         """Return the logits by the embedding's own table.
 
         The table lies row by token, for the lookup. ONNX Runtime turns it once, while it loads, and
         packs the result for the product; the table itself stays mapped and is read where looked up.
         """
         table, scales = self._tables[module]
-        return self._product(operand, self._graph.op("Transpose", table, perm=[1, 0]), scales)
+        turned = self._graph.op("Transpose", table, perm=[1, 0])
+        return self._product(self.operand(x), turned, scales)
 
     def _lookup(self, stored: tuple[ir.Value, ir.Value], token_ids: ir.Value) -> ir.Value:
         graph = self._graph
@@ -217,11 +228,8 @@ def quantize_rows(matrix: Float32, limit: int) -> tuple[Int8, Float32]:
 
 def _row_slices(tensors: Tensors, module: str) -> Iterator[Float32]:
     """Give a matrix in slices of rows small enough to be held."""
-    name = f"{module}.weight"
-    rows, columns = tensors.shapes[name]
-    step = max(1, _SLICE_ELEMENTS // columns)
-    for start in range(0, rows, step):
-        yield tensors.read(name, start, min(start + step, rows))
+    for start, stop in row_slices(tensors, module):
+        yield tensors.read(f"{module}.weight", start, stop)
 
 
 def _packed_shape(tensors: Tensors, modules: Sequence[str]) -> tuple[int, int]:
@@ -229,7 +237,7 @@ def _packed_shape(tensors: Tensors, modules: Sequence[str]) -> tuple[int, int]:
     return sum(shape[0] for shape in shapes), shapes[0][1]
 
 
-def _add_bias(
+def add_bias(
     graph: GraphBuilder,
     tensors: Tensors,
     name: str,

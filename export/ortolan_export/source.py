@@ -8,7 +8,7 @@ described once for every format.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,10 +22,22 @@ from ortolan_runtime.bundle import GenerationDefaults
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 Report = Callable[[str, int, int], None]  # told (stage, units done, units in all)
-NativePrecision = Literal["int8", "fp32"]
-PRECISIONS: tuple[NativePrecision, ...] = ("int8", "fp32")
+NativePrecision = Literal["int8", "int4", "fp32"]
+AccuracyLevel = Literal[0, 4]  # of the operator MatMulNBits: activations in float32 or 8 bits
+PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "fp32")
 
 _READ_BYTES = 1 << 20
+_SLICE_ELEMENTS = 1 << 24  # 64 MB as float32
+
+
+class SourceRows(msgspec.Struct, frozen=True):
+    """Rows of a tensor as the source has them, in its quantised type ``kind`` (Q4_1, ...).
+
+    ``data`` is uint8 ``[rows, bytes]``.
+    """
+
+    kind: str
+    data: NDArray[np.uint8]
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +79,9 @@ class Checkpoint(Protocol):
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
         """Return rows ``start`` to ``stop`` of a tensor as float32."""
 
+    def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
+        """Return rows as the source has them, None where it has them in floating point."""
+
     def texts(self) -> Texts:
         """Return the tokenizer and what belongs to it. Raises SourceError, UnsupportedModel."""
 
@@ -90,6 +105,10 @@ class CheckedTensors:
         self._report(array.size)
         return array
 
+    def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
+        """Return rows as the source has them, None where it has them in floating point."""
+        return self._checkpoint.read_quantised(name, start, stop)
+
 
 class Tensors(Protocol):
     """The part of a checkpoint that a graph is built from."""
@@ -98,6 +117,17 @@ class Tensors(Protocol):
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
         """Return rows ``start`` to ``stop`` of a tensor as float32."""
+
+    def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
+        """Return rows as the source has them, None where they are floating point or moved."""
+
+
+def row_slices(tensors: Tensors, module: str) -> Iterator[tuple[int, int]]:
+    """Give the first and the last row (excluded) of slices small enough to be held as float32."""
+    rows, columns = tensors.shapes[f"{module}.weight"]
+    step = max(1, _SLICE_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 def digest(files: Sequence[Path], report: Callable[[int], None]) -> str:

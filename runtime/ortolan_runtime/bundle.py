@@ -84,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``vocab_size`` is the number of columns of the logits, which may exceed the tokenizer's count.
     ``single_row_exact`` says that one row alone gives the same bits as that row in a batch; false
     for formats whose one-row kernel rounds differently (int4, fp32), which the runtime then avoids.
+    ``int4_accuracy_level`` is that of the operator MatMulNBits: 4 quantises activations to 8 bits,
+    0 does not; null where no layer is in 4 bits.
     """
 
     format_version: int = FORMAT_VERSION
@@ -91,6 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     architecture: str
     source_digest: str
     precision: Precision
+    int4_accuracy_level: int | None = None
     context_length: int
     vocab_size: int
     layers: int

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime
 import pytest
+from layers import ArrayTensors, linear_layer, tied_layers
 
-from ortolan_export.graph import GraphBuilder
 from ortolan_export.quantize import Int8Linears, quantize_rows
 from ortolan_export.verify import GraphRunner
-from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import open_bundle
-
-Arrays = Mapping[str, Any]
-
-
-class _Tensors:
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self.shapes = {name: array.shape for name, array in arrays.items()}
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Any:
-        return self._arrays[name][start:stop]
 
 
 def _linear(folder: Path, weight: Any, bias: Any | None = None) -> Any:
-    """Return a function that runs one int8 linear layer."""
+    """Return a function that runs one int8 linear layer on float32 ``[rows, width]``."""
     arrays = {"layer.weight": weight} | ({} if bias is None else {"layer.bias": bias})
-    rows, columns = weight.shape
-    with WeightFile(folder / "layer.onnx.data") as weights:
-        graph = GraphBuilder(weights)
-        x = graph.input("x", ir.DataType.FLOAT, ["N", columns])
-        linears = Int8Linears(graph, _Tensors(arrays))
-        product = linears.linear("layer", linears.operand(x), ["layer"])
-        graph.output(product, "y", ir.DataType.FLOAT, ["N", rows])
-    graph.save(folder / "layer.onnx")
-    session = onnxruntime.InferenceSession(folder / "layer.onnx")
-    return lambda values: session.run(None, {"x": values})[0]
+    layer = linear_layer(folder, Int8Linears, ArrayTensors(arrays), ["layer"])
+    return lambda values: layer(values[None])[0]
 
 
 def _exactly(x: Any, weight: Any) -> Any:
@@ -115,17 +92,7 @@ def test_the_whole_graph_gives_a_row_the_same_bits_in_any_batch(tiny_bundle: Pat
 
 def test_a_tied_head_gives_the_bits_of_a_linear_layer_and_is_stored_once(tmp_path: Path) -> None:
     table = np.random.default_rng(6).standard_normal((320, 64)).astype(np.float32)
-    with WeightFile(tmp_path / "tied.onnx.data") as weights:
-        graph = GraphBuilder(weights)
-        token_ids = graph.input("ids", ir.DataType.INT64, ["N"])
-        linears = Int8Linears(graph, _Tensors({"table.weight": table}))
-        rows = linears.tied_embedding("table", token_ids)
-        logits = linears.tied_head("table", linears.operand(rows))
-        graph.output(rows, "rows", ir.DataType.FLOAT, ["N", 64])
-        graph.output(logits, "logits", ir.DataType.FLOAT, ["N", 320])
-    graph.save(tmp_path / "tied.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "tied.onnx")
-    rows, logits = session.run(None, {"ids": np.array([3, 319, 0])})
+    rows, logits = tied_layers(tmp_path, Int8Linears, table)(np.array([3, 319, 0]))
     assert np.abs(rows - table[[3, 319, 0]]).max() <= np.abs(table).max() / 63 / 2
     assert logits.tobytes() == _linear(tmp_path, table)(rows).tobytes()
     one_table = 320 * 64

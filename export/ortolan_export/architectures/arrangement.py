@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.rope import Rope
-from ortolan_export.source import Float32, Tensors
+from ortolan_export.source import Float32, SourceRows, Tensors
 
 Rows = NDArray[np.int64]
 
@@ -52,6 +52,18 @@ class ArrangedTensors:
             return self._tensors.read(name, start, stop)
         rows = self._rows(view, slice(start, stop))
         return rows + np.float32(view.offset) if view.offset else rows
+
+    def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
+        """Return rows as the source has them, None where they are floating point or changed."""
+        view = self._views.get(name)
+        if view is None:
+            return self._tensors.read_quantised(name, start, stop)
+        if view.is_transposed or view.offset or view.rows is None:
+            return None
+        rows = view.rows[start:stop]
+        first = int(rows.min())
+        held = self._tensors.read_quantised(view.source, first, int(rows.max()) + 1)
+        return held and SourceRows(held.kind, held.data[rows - first])
 
     def _rows(self, view: View, wanted: slice) -> Float32:
         if view.is_transposed:

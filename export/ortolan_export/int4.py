@@ -1,0 +1,112 @@
+"""Weights in 4 bits by blocks of 32, activations in 8 bits by the same blocks.
+
+Embedding and head stay int8: they decide the tokens, and a small model's are a third of its weight.
+The operator's kernel for one row rounds otherwise than the one for many, which the manifest tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ortolan_export.fourbits import (
+    BLOCK,
+    FourBits,
+    nearest_blocks,
+    packed_zero_points,
+    read_four_bits,
+    side_by_side,
+)
+from ortolan_export.graph import MICROSOFT, GraphBuilder
+from ortolan_export.quantize import ExpertBits, Int8Linears, Operand, add_bias
+from ortolan_export.source import Tensors
+
+
+class Int4Linears:
+    """4-bit layers between an int8 embedding and an int8 head."""
+
+    expert_bits: ExpertBits = 8
+
+    def __init__(self, graph: GraphBuilder, tensors: Tensors, accuracy_level: int = 4) -> None:
+        """``accuracy_level`` 4 multiplies whole numbers, twice as fast as the float32 of 0."""
+        self._graph = graph
+        self._tensors = tensors
+        self._accuracy_level = accuracy_level
+        self._outer = Int8Linears(graph, tensors)
+        self._with_sums: dict[str | None, ir.Value] = {}
+
+    def operand(self, x: ir.Value) -> Operand:
+        """Return ``x`` itself: the operator quantises it."""
+        return Operand(x)
+
+    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+        """Return the product with the packed weights, with the bias added after."""
+        weight = side_by_side([read_four_bits(self._tensors, module) for module in modules])
+        columns = self._tensors.shapes[f"{modules[0]}.weight"][1]
+        x = operand.values
+        if weight.has_rests:
+            x, weight = self._beside_sums(x, columns), _beside_rests(weight)
+            columns += columns // BLOCK
+        product = self._product(name, x, weight, columns)
+        return add_bias(self._graph, self._tensors, name, product, modules)
+
+    def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of an int8 table."""
+        return self._outer.embedding(module, token_ids)
+
+    def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
+        """Return the rows of the int8 table that is the head's too."""
+        return self._outer.tied_embedding(module, token_ids)
+
+    def head(self, module: str, x: ir.Value) -> ir.Value:
+        """Return the logits by a head in int8."""
+        return self._outer.head(module, x)
+
+    def tied_head(self, module: str, x: ir.Value) -> ir.Value:
+        """Return the logits by the embedding's own table."""
+        return self._outer.tied_head(module, x)
+
+    def _product(self, name: str, x: ir.Value, weight: FourBits, columns: int) -> ir.Value:
+        graph = self._graph
+        zero_points = None
+        if not weight.is_symmetric:
+            packed = packed_zero_points(weight.zero_points)
+            zero_points = graph.tensor(f"{name}.zero_points", packed)
+        return graph.op(
+            "MatMulNBits",
+            x,
+            graph.tensor(f"{name}.codes", weight.codes),
+            graph.tensor(f"{name}.scales", weight.scales),
+            zero_points,
+            domain=MICROSOFT,
+            K=columns,
+            N=len(weight.scales),
+            bits=4,
+            block_size=BLOCK,
+            accuracy_level=self._accuracy_level,
+        )
+
+    def _beside_sums(self, x: ir.Value, columns: int) -> ir.Value:
+        """Return ``x`` with the sums of its blocks as further columns."""
+        if x.name not in self._with_sums:
+            graph, blocks = self._graph, columns // BLOCK
+            apart = graph.op("Reshape", x, graph.constant([0, 0, blocks, BLOCK], np.int64))
+            sums = graph.op("ReduceSum", apart, graph.constant([-1], np.int64), keepdims=0)
+            self._with_sums[x.name] = graph.op("Concat", x, sums, axis=-1)
+        return self._with_sums[x.name]
+
+
+def _beside_rests(weight: FourBits) -> FourBits:
+    """Return the weights with the rests as further columns, which meet the sums of the blocks.
+
+    Rests are at most half a step, so that 4 bits of them are as good as 9 bits of the whole.
+    """
+    rests = nearest_blocks(weight.rests)
+    return FourBits(
+        codes=np.concatenate([weight.codes, rests.codes], axis=1),
+        scales=np.concatenate([weight.scales, rests.scales], axis=1),
+        zero_points=np.concatenate([weight.zero_points, rests.zero_points], axis=1),
+        rests=np.zeros_like(weight.rests),
+    )
