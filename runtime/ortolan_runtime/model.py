@@ -25,6 +25,9 @@ Ids = npt.NDArray[np.int64]
 # Linux's value; Python names it from 3.13 on. Rows as long as the context are mostly never written.
 _MAP_NORESERVE = 0x4000
 
+# Tokens of a row that are exchanged at once, so that the copy between them stays small.
+_SWAP_TOKENS = 1024
+
 _DTYPES: dict[str, type[np.generic]] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -64,16 +67,16 @@ class KVBuffers:
 
     def swap(self, one: int, one_length: int, other: int, other_length: int) -> None:
         """Exchange two rows of which that many tokens are in use."""
+        common, longest = sorted((one_length, other_length))
+        longer, shorter = (one, other) if one_length == longest else (other, one)
         for array in self.arrays:
-            kept = array[one, :, :one_length].copy()
-            array[one, :, :other_length] = array[other, :, :other_length]
-            array[other, :, :one_length] = kept
-        for row, before, now in (
-            (one, one_length, other_length),
-            (other, other_length, one_length),
-        ):
-            if now < before:
-                self.release(row, now)
+            for start in range(0, common, _SWAP_TOKENS):
+                part = slice(start, min(start + _SWAP_TOKENS, common))
+                kept = array[one, :, part].copy()
+                array[one, :, part] = array[other, :, part]
+                array[other, :, part] = kept
+            array[shorter, :, common:longest] = array[longer, :, common:longest]
+        self.release(longer, common)
 
     def release(self, row: int, length: int) -> None:
         """Give back the memory of one row beyond its first ``length`` tokens."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ortolan_runtime.adjustments import RowState, adjusted, has_adjustments
 from ortolan_runtime.params import SamplingParams
 from ortolan_runtime.randomness import uniforms
 
@@ -31,9 +32,6 @@ CANDIDATES = 256
 _BLOCK = 64
 # float32 sums of the graph against float64 sums here: relative slack for "the decision is clear".
 _MASS_SLACK = 1e-5
-# Bounds within which edited logits, divided by the least temperature, are finite float32 numbers.
-_MOST_BIAS = 1e20
-_LEAST_REPETITION = 1e-6
 
 
 @dataclass(slots=True)
@@ -42,29 +40,6 @@ class Sampled:
 
     tokens: Ids
     is_valid: npt.NDArray[np.bool_]
-
-
-@dataclass(slots=True)
-class TokenCounts:
-    """How often each token occurred in one sequence's output, and which occurred in its prompt."""
-
-    output: dict[int, int] = field(default_factory=dict)
-    prompt: frozenset[int] = frozenset()
-
-    def add(self, token: int) -> None:
-        """Count one generated token."""
-        self.output[token] = self.output.get(token, 0) + 1
-
-
-@dataclass(slots=True)
-class RowState:
-    """What sampling knows of one row: its parameters, its history and what is banned right now."""
-
-    params: SamplingParams
-    counts: TokenCounts
-    position: int  # how many tokens were generated before this one
-    tail: Sequence[int] = ()  # prompt and output, for bad words
-    banned: Sequence[int] = ()  # end tokens while fewer than min_tokens are there
 
 
 def sample(logits: Logits, logsumexp: npt.NDArray[np.float32], rows: Sequence[RowState]) -> Sampled:
@@ -106,7 +81,7 @@ def top_logprobs(row: Logits, logsumexp: np.float32, count: int) -> list[tuple[i
 
 
 def _is_plain_greedy(row: RowState) -> bool:
-    return row.params.is_greedy and not _edits(row)
+    return row.params.is_greedy and not has_adjustments(row)
 
 
 def _draws(rows: Sequence[RowState]) -> npt.NDArray[np.float64]:
@@ -123,26 +98,20 @@ def _draws(rows: Sequence[RowState]) -> npt.NDArray[np.float64]:
 def _sample_row(raw: Logits, logsumexp: float, row: RowState, draw: float) -> int:
     """Return the token of one row; ``raw`` is float32 ``[vocab]``."""
     params = row.params
-    logits, mass_is_known = raw, True
-    if _edits(row):
-        logits, mass_is_known = _edited(raw, row), False
+    logits = adjusted(raw, row) if has_adjustments(row) else raw
     if params.is_greedy:
         return int(logits.argmax())
     count = min(len(logits), max(CANDIDATES, params.top_k))
     ids = _likeliest(logits, count)
     scaled = logits[ids].astype(np.float64)
-    top = scaled[0]
-    weights = np.exp((scaled - top) / params.temperature)
-    if params.top_k:
-        weights = weights[: params.top_k]
-        total = float(weights.sum())
-        return int(ids[_pick(weights, total, params, draw)])
-    if count == len(logits):
+    weights = np.exp((scaled - scaled[0]) / params.temperature)
+    if params.top_k or count == len(logits):
+        weights = weights[: params.top_k or count]
         return int(ids[_pick(weights, float(weights.sum()), params, draw)])
-    if mass_is_known:
-        index = _pick_if_clear(weights, _tail_bounds(scaled, logsumexp, params), params, draw)
-        if index is not None:
-            return int(ids[index])
+    mass = _row_mass(raw, logits, logsumexp, float(scaled[0]))
+    index = _pick_if_clear(weights, _tail_bounds(scaled, mass, params), params, draw)
+    if index is not None:
+        return int(ids[index])
     return _sample_whole_row(logits, ids, weights, params, draw)
 
 
@@ -261,24 +230,39 @@ def _kept(weights: Floats, total: float, params: SamplingParams) -> int:
     return max(kept, 1)
 
 
-def _tail_bounds(scaled: Floats, logsumexp: float, params: SamplingParams) -> tuple[float, float]:
+def _row_mass(raw: Logits, logits: Logits, logsumexp: float, top: float) -> tuple[float, float]:
+    """Return the sum of the exponentials of ``logits``, in units of that of ``top``, and its slack.
+
+    It is known for the ``raw`` logits, and follows for the adjusted ones from the tokens that
+    changed. The slack covers that ``logsumexp`` is float32; when it is all that is left, nothing is
+    clear.
+    """
+    with np.errstate(over="ignore"):
+        before = float(np.exp(np.float64(logsumexp) - top))
+        if logits is raw:
+            return before, _MASS_SLACK * before
+        changed = np.flatnonzero(raw != logits)
+        gone = float(np.exp(raw[changed].astype(np.float64) - top).sum())
+        come = float(np.exp(logits[changed].astype(np.float64) - top).sum())
+    return before - gone + come, _MASS_SLACK * (before + come)
+
+
+def _tail_bounds(
+    scaled: Floats, mass: tuple[float, float], params: SamplingParams
+) -> tuple[float, float]:
     """Return the least and the most mass that tokens outside the candidates can hold.
 
-    ``scaled`` float64 ``[candidates]`` are logits, likeliest first. Mass is in units of the
-    likeliest token's, at the row's temperature T. At T = 1 it is the difference to the known sum;
-    for T < 1 a tail weight w^(1/T) is at most w · m^(1/T - 1), m being the least candidate's; for T
-    > 1 Hölder's inequality bounds the sum by n^(1 - 1/T) · (Σ w)^(1/T), not used: such rows are
-    looked at whole.
+    ``scaled`` float64 ``[candidates]`` are logits, likeliest first; ``mass`` is that of the whole
+    row at T = 1, and its slack, in units of the likeliest token's. At T = 1 the tail is the
+    difference; for T < 1 a tail weight w^(1/T) is at most w · m^(1/T - 1), m being the least
+    candidate's. For T > 1 there is no bound worth having: such rows are looked at whole.
     """
-    head = float(np.exp(scaled - scaled[0]).sum())
-    whole = float(np.exp(logsumexp - scaled[0]))
-    tail = whole - head
-    slack = _MASS_SLACK * whole
-    low, high = max(tail - slack, 0.0), max(tail + slack, 0.0)
+    if params.temperature > 1.0 or not np.isfinite(mass[0]):
+        return 0.0, float("inf")
+    tail = mass[0] - float(np.exp(scaled - scaled[0]).sum())
+    low, high = max(tail - mass[1], 0.0), max(tail + mass[1], 0.0)
     if params.temperature == 1.0:
         return low, high
-    if params.temperature > 1.0:
-        return 0.0, float("inf")
     least = float(np.exp(scaled[-1] - scaled[0]))
     return 0.0, high * least ** (1.0 / params.temperature - 1.0)
 
@@ -301,80 +285,3 @@ def _likeliest(row: Logits, count: int) -> Ids:
     rest = np.arange(blocks * _BLOCK, len(row))
     ids = np.concatenate((line * blocks + best[column], rest))
     return ids[np.lexsort((ids, -row[ids]))[:count]]
-
-
-def _edits(row: RowState) -> bool:
-    """Return whether anything changes the row's logits before temperature."""
-    p = row.params
-    return bool(
-        row.banned
-        or p.logit_bias
-        or p.allowed_token_ids
-        or p.bad_words
-        or p.repetition_penalty != 1.0
-        or (row.counts.output and (p.frequency_penalty or p.presence_penalty))
-    )
-
-
-def _edited(raw: Logits, row: RowState) -> Logits:
-    """Return a copy of one row, float32 ``[vocab]``, with bias, bans and penalties applied."""
-    params = row.params
-    logits = raw.copy()
-    if params.logit_bias:
-        ids = np.fromiter(params.logit_bias.keys(), np.int64)
-        bias = np.fromiter(params.logit_bias.values(), np.float64)
-        logits[ids] += np.clip(bias, -_MOST_BIAS, _MOST_BIAS).astype(np.float32)
-    if params.allowed_token_ids:
-        _allow_only(logits, np.array(params.allowed_token_ids, np.int64))
-    banned = [*row.banned, *_bad_word_ends(params.bad_words, row.tail)]
-    _ban(logits, banned)
-    _penalise(logits, params, row.counts)
-    return logits
-
-
-def _allow_only(logits: Logits, allowed: Ids) -> None:
-    """Rule out all other tokens; if the model rules these out too, they are equally likely."""
-    kept = logits[allowed]
-    if not np.isfinite(kept.max()):
-        kept[:] = 0.0
-    logits.fill(-np.inf)
-    logits[allowed] = kept
-
-
-def _ban(logits: Logits, banned: Sequence[int]) -> None:
-    """Rule tokens out, unless nothing at all would be left."""
-    if not banned:
-        return
-    kept = logits[np.array(banned, np.int64)].copy()
-    logits[np.array(banned, np.int64)] = -np.inf
-    if not np.isfinite(logits.max()):
-        logits[np.array(banned, np.int64)] = kept
-
-
-def _bad_word_ends(words: Sequence[tuple[int, ...]], tail: Sequence[int]) -> list[int]:
-    """Return the tokens that would complete a banned sequence of tokens."""
-    ends = []
-    for word in words:
-        beginning = word[:-1]
-        if not beginning or tuple(tail[-len(beginning) :]) == beginning:
-            ends.append(word[-1])
-    return ends
-
-
-def _penalise(logits: Logits, params: SamplingParams, counts: TokenCounts) -> None:
-    """Apply the three penalties to one row, float32 ``[vocab]``, in place.
-
-    Repetition divides positive logits and multiplies negative ones, for tokens of prompt and
-    output: Keskar et al., 2019, arXiv:1909.05858. Frequency and presence are subtracted, for output
-    tokens: OpenAI's API reference.
-    """
-    if params.repetition_penalty != 1.0:
-        seen = np.fromiter(counts.prompt | counts.output.keys(), np.int64)
-        values = logits[seen]
-        factor = np.float32(max(params.repetition_penalty, _LEAST_REPETITION))
-        logits[seen] = np.where(values > 0, values / factor, values * factor)
-    if counts.output and (params.frequency_penalty or params.presence_penalty):
-        ids = np.fromiter(counts.output.keys(), np.int64)
-        times = np.fromiter(counts.output.values(), np.float32)
-        penalty = params.frequency_penalty * times + params.presence_penalty
-        logits[ids] -= penalty.astype(np.float32)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.events import Ending, Event, FinishReason, TokenScore
 from ortolan_runtime.model import Logits
 from ortolan_runtime.params import GenerationRequest
-from ortolan_runtime.sampling import RowState, TokenCounts, top_logprobs
+from ortolan_runtime.sampling import top_logprobs
 from ortolan_runtime.scheduler import Work
 from ortolan_runtime.speculation import PromptLookup
 from ortolan_runtime.text import IncrementalDecoder, TextStream, Tokenizer

@@ -114,6 +114,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     with closing(listen(settings)) as listener:
         engine = _open_engine(arguments, _engine_options(arguments))
+        _say(_summary(engine))
         try:
             return run_server(engine, settings, listener)
         finally:
@@ -150,6 +151,17 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _open_engine(arguments: argparse.Namespace, options: EngineOptions) -> Engine:
     return Engine.open(_bundle_of(arguments), options, verify=arguments.verify)
+
+
+def _summary(engine: Engine) -> str:
+    """Return what is served and what it may take, in one line."""
+    manifest, statistics = engine.manifest, engine.statistics()
+    tokens = statistics.kv_budget_tokens
+    gigabytes = tokens * manifest.kv_bytes_per_token / 1e9
+    return (
+        f"{manifest.name} ({manifest.precision}): {statistics.slots} slots, context "
+        f"{engine.context_length}, KV cache of at most {tokens} tokens ({gigabytes:.1f} GB)"
+    )
 
 
 def _bundle_of(arguments: argparse.Namespace) -> Path:

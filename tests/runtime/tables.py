@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.params import SamplingParams
 from ortolan_runtime.randomness import uniforms
-from ortolan_runtime.sampling import RowState, TokenCounts, sample
+from ortolan_runtime.sampling import sample
 
 TABLE = (0.4, 0.3, 0.2, 0.1)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tables import TABLE, counts_of, logsumexp_of, one, row_of, seed_of, shares
 
+from ortolan_runtime.adjustments import RowState
 from ortolan_runtime.params import SamplingParams
-from ortolan_runtime.sampling import RowState, logprobs_of, sample, top_logprobs
+from ortolan_runtime.sampling import logprobs_of, sample, top_logprobs
 
 
 def test_neutral_parameters_draw_by_the_models_own_probabilities() -> None:

@@ -15,17 +15,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.params import SamplingParams
 from ortolan_runtime.randomness import uniforms
-from ortolan_runtime.sampling import (
-    CANDIDATES,
-    RowState,
-    Sampled,
-    TokenCounts,
-    logprobs_of,
-    sample,
-    top_logprobs,
-)
+from ortolan_runtime.sampling import CANDIDATES, Sampled, logprobs_of, sample, top_logprobs
 
 # Sums of float32 exponentials in another order.
 CLOSE = 3e-6

@@ -1,0 +1,118 @@
+"""What changes a row's logits before temperature: bias, allowed and banned tokens, penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ortolan_runtime.params import SamplingParams
+
+Logits = npt.NDArray[np.float32]  # [vocab]
+Ids = npt.NDArray[np.int64]
+
+# Bounds within which edited logits, divided by the least temperature, are finite float32 numbers.
+_MOST_BIAS = 1e20
+_LEAST_REPETITION = 1e-6
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """How often each token occurred in one sequence's output, and which occurred in its prompt."""
+
+    output: dict[int, int] = field(default_factory=dict)
+    prompt: frozenset[int] = frozenset()
+
+    def add(self, token: int) -> None:
+        """Count one generated token."""
+        self.output[token] = self.output.get(token, 0) + 1
+
+
+@dataclass(slots=True)
+class RowState:
+    """What sampling knows of one row: its parameters, its history and what is banned right now."""
+
+    params: SamplingParams
+    counts: TokenCounts
+    position: int  # how many tokens were generated before this one
+    tail: Sequence[int] = ()  # prompt and output, for bad words
+    banned: Sequence[int] = ()  # end tokens while fewer than min_tokens are there
+
+
+def has_adjustments(row: RowState) -> bool:
+    """Return whether anything changes the row's logits before temperature."""
+    p = row.params
+    return bool(
+        row.banned
+        or p.logit_bias
+        or p.allowed_token_ids
+        or p.bad_words
+        or p.repetition_penalty != 1.0
+        or (row.counts.output and (p.frequency_penalty or p.presence_penalty))
+    )
+
+
+def adjusted(raw: Logits, row: RowState) -> Logits:
+    """Return a copy of one row, float32 ``[vocab]``, with bias, bans and penalties applied."""
+    params = row.params
+    logits = raw.copy()
+    if params.logit_bias:
+        ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        bias = np.fromiter(params.logit_bias.values(), np.float64)
+        logits[ids] += np.clip(bias, -_MOST_BIAS, _MOST_BIAS).astype(np.float32)
+    if params.allowed_token_ids:
+        _allow_only(logits, np.array(params.allowed_token_ids, np.int64))
+    banned = [*row.banned, *_bad_word_ends(params.bad_words, row.tail)]
+    _ban(logits, banned)
+    _penalise(logits, params, row.counts)
+    return logits
+
+
+def _allow_only(logits: Logits, allowed: Ids) -> None:
+    """Rule out all other tokens; if the model rules these out too, they are equally likely."""
+    kept = logits[allowed]
+    if not np.isfinite(kept.max()):
+        kept[:] = 0.0
+    logits.fill(-np.inf)
+    logits[allowed] = kept
+
+
+def _ban(logits: Logits, banned: Sequence[int]) -> None:
+    """Rule tokens out, unless nothing at all would be left."""
+    if not banned:
+        return
+    kept = logits[np.array(banned, np.int64)].copy()
+    logits[np.array(banned, np.int64)] = -np.inf
+    if not np.isfinite(logits.max()):
+        logits[np.array(banned, np.int64)] = kept
+
+
+def _bad_word_ends(words: Sequence[tuple[int, ...]], tail: Sequence[int]) -> list[int]:
+    """Return the tokens that would complete a banned sequence of tokens."""
+    ends = []
+    for word in words:
+        beginning = word[:-1]
+        if not beginning or tuple(tail[-len(beginning) :]) == beginning:
+            ends.append(word[-1])
+    return ends
+
+
+def _penalise(logits: Logits, params: SamplingParams, counts: TokenCounts) -> None:
+    """Apply the three penalties to one row, float32 ``[vocab]``, in place.
+
+    Repetition divides positive logits and multiplies negative ones, for tokens of prompt and
+    output: Keskar et al., 2019, arXiv:1909.05858. Frequency and presence are subtracted, for output
+    tokens: OpenAI's API reference.
+    """
+    if params.repetition_penalty != 1.0:
+        seen = np.fromiter(counts.prompt | counts.output.keys(), np.int64)
+        values = logits[seen]
+        factor = np.float32(max(params.repetition_penalty, _LEAST_REPETITION))
+        logits[seen] = np.where(values > 0, values / factor, values * factor)
+    if counts.output and (params.frequency_penalty or params.presence_penalty):
+        ids = np.fromiter(counts.output.keys(), np.int64)
+        times = np.fromiter(counts.output.values(), np.float32)
+        penalty = params.frequency_penalty * times + params.presence_penalty
+        logits[ids] -= penalty.astype(np.float32)
