@@ -13,7 +13,7 @@ from ortolan_export.attention import NAMES
 from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
 from ortolan_export.errors import SourceError
 from ortolan_export.gguf import GGUFCheckpoint
-from ortolan_export.precisions import Storage, write_graph
+from ortolan_export.precisions import Storage, write_graphs
 from ortolan_export.source import (
     AccuracyLevel,
     CheckedTensors,
@@ -66,7 +66,7 @@ def export(
     prompts = _golden_prompts(texts, decoder)
     stored = Storage(precision=precision, int4_accuracy_level=int4_accuracy_level)
     with new_folder(out) as folder:
-        write_graph(folder, _counted(checkpoint, say), decoder, stored)
+        write_graphs(folder, _counted(checkpoint, say), decoder, stored)
         _write_texts(folder, texts)
         manifest = _describe(decoder, texts, stored, name or checkpoint.name)
         manifest = msgspec.structs.replace(manifest, source_digest=_digest(checkpoint, say))
@@ -114,6 +114,7 @@ def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Man
         head_size=decoder.head_size,
         single_row_exact=stored.precision == "int8",
         graph=NAMES,
+        prefill_graph=stored.prefill_graph,
         bos_token_id=texts.bos_token_id,
         eos_token_ids=texts.eos_token_ids,
         generation_defaults=texts.generation_defaults,

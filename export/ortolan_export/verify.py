@@ -5,7 +5,7 @@ The only part of the exporter that needs onnxruntime, which it imports when it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,17 @@ _FLOAT_TOLERANCE = 1e-3
 
 
 class GraphRunner:
-    """The graph of a bundle with KV buffers for ``rows`` sequences of ``length`` tokens.
+    """The graphs of a bundle with KV buffers for ``rows`` sequences of ``length`` tokens.
 
-    The buffers are filled with garbage at first: what no row has written, no row may read.
+    A second graph, where there is one, runs what is longer than a token a row. The buffers are
+    filled with garbage at first: what no row has written, no row may read.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, *, rows: int, length: int) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
         self._names = manifest.graph
-        self._session = onnxruntime.InferenceSession(
-            str(folder / GRAPH_NAME), options, providers=["CPUExecutionProvider"]
-        )
+        self._decode = _session(folder / GRAPH_NAME)
+        second = manifest.prefill_graph
+        self._prefill = self._decode if second is None else _session(folder / second)
         shape = (rows, manifest.kv_heads, length, manifest.head_size)
         self._caches = {
             (layer, kind): np.full(shape, 7.0, np.float32)
@@ -58,21 +55,26 @@ class GraphRunner:
         lengths = np.array([p + len(r) for p, r in zip(pasts, rows, strict=True)], np.int32)
         names = self._names
         return self._bind_and_run(
+            self._prefill if width > 1 else self._decode,
             {
                 names.input_ids: ids,
                 names.seqlens_k: lengths - np.int32(1),
                 names.total_sequence_length: np.array(lengths.max(), np.int32),
                 names.logit_positions: np.array(positions, np.int64),
-            }
+            },
         )
+
+    def share_caches(self, other: GraphRunner) -> None:
+        """Take the KV buffers of another runner of the same model, with what they hold."""
+        self._caches = other._caches
 
     def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
         """Run one step; return the logits after each row's last token, and their log-sum-exp."""
         width = max(len(row) for row in rows)
         return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])
 
-    def _bind_and_run(self, feeds: dict[str, Any]) -> tuple[Float32, Float32]:
-        binding = self._session.io_binding()
+    def _bind_and_run(self, session: Any, feeds: Mapping[str, Any]) -> tuple[Float32, Float32]:
+        binding = session.io_binding()
         count = len(feeds[self._names.input_ids])
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
@@ -84,15 +86,23 @@ class GraphRunner:
         assert self._names.logsumexp is not None
         for name in (self._names.logits, self._names.logsumexp):
             binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding)
         outputs = dict(
             zip(
-                (output.name for output in self._session.get_outputs()),
+                (output.name for output in session.get_outputs()),
                 binding.get_outputs(),
                 strict=False,
             )
         )
         return outputs[self._names.logits].numpy(), outputs[self._names.logsumexp].numpy()
+
+
+def _session(graph: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 def record_golden(

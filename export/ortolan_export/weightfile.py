@@ -1,8 +1,9 @@
-"""Writes a graph's weights into one file beside it, part by part, so that no model is ever held
-whole."""
+"""Writes the weights of one graph or several into one file beside them, part by part, so that no
+model is ever held whole."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +18,15 @@ _ALIGNMENT = 4096
 
 
 class WeightFile:
-    """A growing file of tensors; each becomes an external tensor of the graph."""
+    """A growing file of tensors; each becomes an external tensor of a graph.
+
+    The same bytes are kept once: what two graphs have in common lies there once.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stream = path.open("wb")
+        self._offsets: dict[bytes, int] = {}
 
     def __enter__(self) -> WeightFile:
         return self
@@ -38,11 +43,7 @@ class WeightFile:
         self, name: str, dtype: type[np.generic], shape: tuple[int, ...], parts: Iterable[Array]
     ) -> ir.ExternalTensor:
         """Append a tensor given as consecutive ``parts`` of its rows."""
-        self._stream.write(b"\0" * (-self._stream.tell() % _ALIGNMENT))
-        offset = self._stream.tell()
-        for part in parts:
-            self._stream.write(np.ascontiguousarray(part, dtype=dtype).data)
-        length = self._stream.tell() - offset
+        offset, length = self._append(dtype, parts)
         expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
         assert length == expected, f"{name}: {length} bytes written, {expected} expected"
         return ir.ExternalTensor(
@@ -54,3 +55,20 @@ class WeightFile:
             name=name,
             base_dir=self._path.parent,
         )
+
+    def _append(self, dtype: type[np.generic], parts: Iterable[Array]) -> tuple[int, int]:
+        """Write ``parts`` unless the file holds the same bytes; return their offset and length."""
+        end = self._stream.tell()
+        self._stream.write(b"\0" * (-end % _ALIGNMENT))
+        offset = self._stream.tell()
+        digest = hashlib.sha256()
+        for part in parts:
+            raw = np.ascontiguousarray(part, dtype=dtype).data
+            digest.update(raw)
+            self._stream.write(raw)
+        length = self._stream.tell() - offset
+        first = self._offsets.setdefault(digest.digest(), offset)
+        if first != offset:
+            self._stream.seek(end)
+            self._stream.truncate()
+        return first, length

@@ -1,7 +1,8 @@
 """The bundle format, shared by the exporter that writes it and the runtime that reads it.
 
 A bundle is a folder, complete in itself: the manifest ``bundle.json``, the graph ``model.onnx``
-with its weights in ``model.onnx.data``, ``tokenizer.json``, and ``chat_template.jinja`` where the
+with its weights in ``model.onnx.data``, in some bundles a second graph ``prefill.onnx`` over the
+same file of weights, ``tokenizer.json``, and ``chat_template.jinja`` where the
 source has one. It is written atomically and refused when anything about it is off.
 """
 
@@ -23,6 +24,7 @@ from ortolan_runtime.errors import BundleError
 FORMAT_VERSION = 1
 MANIFEST_NAME = "bundle.json"
 GRAPH_NAME = "model.onnx"
+PREFILL_GRAPH_NAME = "prefill.onnx"
 WEIGHTS_NAME = "model.onnx.data"
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
@@ -86,6 +88,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for formats whose one-row kernel rounds differently (int4, fp32), which the runtime then avoids.
     ``int4_accuracy_level`` is that of the operator MatMulNBits: 4 quantises activations to 8 bits,
     0 does not; null where no layer is in 4 bits.
+    ``prefill_graph`` is the file of a second graph with the same inputs and outputs, which computes
+    prompts (prefill, scoring) while ``model.onnx`` decodes, over one KV cache; null for a bundle
+    whose one graph does both. ``single_row_exact`` then speaks of decoding: a second graph is int8.
     """
 
     format_version: int = FORMAT_VERSION
@@ -103,6 +108,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_dtype: KVDtype = "float32"
     single_row_exact: bool = False
     graph: GraphNames = GraphNames()
+    prefill_graph: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: GenerationDefaults = GenerationDefaults()
@@ -132,6 +138,12 @@ class Bundle(msgspec.Struct, frozen=True):
     def graph_path(self) -> Path:
         """Return the path of the ONNX graph."""
         return self.path / GRAPH_NAME
+
+    @property
+    def prefill_graph_path(self) -> Path | None:
+        """Return the path of the graph that computes prompts, None where ``graph_path`` does."""
+        name = self.manifest.prefill_graph
+        return None if name is None else self.path / name
 
     @property
     def tokenizer_path(self) -> Path:
@@ -241,8 +253,8 @@ def _read_manifest(path: Path) -> Manifest:
         manifest = _manifest_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BundleError(f"{file} is damaged ({exc}); export the model again") from exc
-    for needed in (GRAPH_NAME, TOKENIZER_NAME):
-        if manifest.file(needed) is None:
+    for needed in (GRAPH_NAME, manifest.prefill_graph, TOKENIZER_NAME):
+        if needed is not None and manifest.file(needed) is None:
             raise BundleError(f"{file} lists no {needed}; export the model again")
     return manifest
 

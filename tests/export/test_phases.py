@@ -1,0 +1,95 @@
+"""An int8+int4 bundle computes prompts in int8 and decodes in int4, over one KV cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortolan_export.native import export
+from ortolan_export.verify import GraphRunner
+from ortolan_runtime.bundle import (
+    PREFILL_GRAPH_NAME,
+    WEIGHTS_NAME,
+    open_bundle,
+    write_manifest,
+)
+from ortolan_runtime.errors import BundleError
+
+_PROMPT = tuple(range(30, 70))
+
+
+@pytest.fixture(scope="module")
+def bundles(
+    glass_checkpoint: Path, glass_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Give glassllm's model in int8, in int4 and in both."""
+    folder = tmp_path_factory.mktemp("phases")
+    export(glass_checkpoint, folder / "int4", precision="int4")
+    export(glass_checkpoint, folder / "both", precision="int8+int4")
+    return {"int8": glass_bundle, "int4": folder / "int4", "both": folder / "both"}
+
+
+def _runner(bundle: Path) -> GraphRunner:
+    return GraphRunner(bundle, open_bundle(bundle).manifest, rows=2, length=64)
+
+
+def _logprobs(outputs: tuple[Any, Any]) -> Any:
+    logits, logsumexp = outputs
+    return logits - logsumexp[:, None]
+
+
+def test_the_manifest_names_the_graph_of_prompts(bundles: dict[str, Path]) -> None:
+    both, int8 = (open_bundle(bundles[name]) for name in ("both", "int8"))
+    assert both.manifest.precision == "int8+int4"
+    assert both.prefill_graph_path == bundles["both"] / PREFILL_GRAPH_NAME
+    assert not both.manifest.single_row_exact
+    assert int8.prefill_graph_path is None
+
+
+def test_a_prompt_scores_as_in_int8(bundles: dict[str, Path]) -> None:
+    everywhere = range(len(_PROMPT))
+    both, int8, int4 = (
+        _logprobs(_runner(bundles[name]).run([_PROMPT], [0], everywhere))
+        for name in ("both", "int8", "int4")
+    )
+    likely = int8 > -7
+    assert np.abs(both - int8)[likely].mean() < 0.05
+    assert np.abs(both - int4)[likely].mean() > 0.05
+
+
+def test_a_token_decodes_to_the_bits_of_int4_over_the_same_cache(bundles: dict[str, Path]) -> None:
+    both, int4 = (_runner(bundles[name]) for name in ("both", "int4"))
+    both.last([_PROMPT, _PROMPT[:9]], [0, 0])
+    int4.share_caches(both)
+    rows, pasts = [[5], [6]], [len(_PROMPT), 9]
+    assert both.last(rows, pasts)[0].tobytes() == int4.last(rows, pasts)[0].tobytes()
+
+
+def test_a_chunk_of_a_prompt_gives_the_bits_of_the_whole(bundles: dict[str, Path]) -> None:
+    whole, chunked = (_runner(bundles["both"]) for _ in range(2))
+    expected = whole.last([_PROMPT], [0])[0]
+    chunked.last([_PROMPT[:17]], [0])
+    assert chunked.last([_PROMPT[17:]], [17])[0].tobytes() == expected.tobytes()
+
+
+def test_what_both_graphs_have_is_stored_once(bundles: dict[str, Path]) -> None:
+    int8, int4, both = (
+        (bundles[name] / WEIGHTS_NAME).stat().st_size for name in ("int8", "int4", "both")
+    )
+    vocab_size = open_bundle(bundles["both"]).manifest.vocab_size
+    hidden_size = 128
+    assert both < int8 + int4 - vocab_size * hidden_size
+
+
+def test_a_bundle_without_its_second_graph_is_refused(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    incomplete = shutil.copytree(bundles["both"], tmp_path / "incomplete")
+    (incomplete / PREFILL_GRAPH_NAME).unlink()
+    write_manifest(incomplete, open_bundle(bundles["both"]).manifest)
+    with pytest.raises(BundleError, match=f"lists no {PREFILL_GRAPH_NAME}; export the model again"):
+        open_bundle(incomplete)
