@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ortolan_runtime.bundle import Bundle, Manifest
+from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
 from ortolan_server import openapi
@@ -36,6 +38,8 @@ from ortolan_server.routes import (
     version,
 )
 from ortolan_server.settings import ServerSettings
+
+logger = logging.getLogger("ortolan.server")
 
 
 class ServedEngine(SequenceEngine, Protocol):
@@ -113,23 +117,31 @@ def _service(
 
 def _facts(engine: ServedEngine, settings: ServerSettings) -> Facts:
     manifest, tokenizer = engine.bundle.manifest, engine.tokenizer
-    eos = manifest.eos_token_ids
-    source = engine.bundle.chat_template
-    template = source and ChatTemplate(
-        source,
-        bos_token=""
-        if manifest.bos_token_id is None
-        else tokenizer.token_text(manifest.bos_token_id),
-        eos_token=tokenizer.token_text(eos[0]) if eos else "",
-    )
     return Facts(
         model=settings.model_name or manifest.name,
         # Rows of the logits beyond the tokenizer's count are padding, and no tokens.
         vocab_size=min(manifest.vocab_size, tokenizer.vocab_size),
         context_length=engine.context_length,
         tokenizer=tokenizer,
-        chat_template=template or None,
+        chat_template=_chat_template(engine.bundle, tokenizer),
     )
+
+
+def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return the bundle's template; without a usable one only chat is off."""
+    source, manifest = bundle.chat_template, bundle.manifest
+    if source is None:
+        return None
+    bos, eos = manifest.bos_token_id, manifest.eos_token_ids
+    try:
+        return ChatTemplate(
+            source,
+            bos_token="" if bos is None else tokenizer.token_text(bos),
+            eos_token=tokenizer.token_text(eos[0]) if eos else "",
+        )
+    except InvalidParameter as exc:
+        logger.warning("chat is off: %s", exc)
+        return None
 
 
 def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseRoute]:

@@ -45,11 +45,12 @@ class Candidates:
         self._request = request
         self._prompts = prompts
         self._all = [Candidate() for _ in range(len(prompts) * request.best_of)]
+        self._running = len(self._all)
 
     @property
     def have_ended(self) -> bool:
         """Return whether every candidate has ended."""
-        return all(candidate.ending is not None for candidate in self._all)
+        return self._running == 0
 
     def usage(self) -> Usage:
         """Return the tokens up to now; a prompt is computed once however many candidates it has."""
@@ -64,8 +65,7 @@ class Candidates:
     def collect(self, events: Iterable[tuple[int, Event]]) -> None:
         """Keep the events for ``choices``. Raises ApiError when one tells of a failure."""
         for position, event in events:
-            candidate = self._all[position]
-            candidate.take(event)
+            candidate = self._take(position, event)
             candidate.text.append(event.text)
             candidate.tokens.extend(event.tokens)
 
@@ -87,9 +87,8 @@ class Candidates:
 
         Raises ApiError when it tells of a failure.
         """
-        candidate = self._all[position]
-        offset = candidate.characters
-        candidate.take(event)
+        offset = self._all[position].characters
+        candidate = self._take(position, event)
         shows_prompt = not candidate.has_begun and self._request.echo
         if not (event.new_tokens or event.text or event.ending or shows_prompt):
             return None
@@ -106,6 +105,12 @@ class Candidates:
             is_first=is_first,
             finish=None if event.ending is None else event.ending.reason,
         )
+
+    def _take(self, position: int, event: Event) -> Candidate:
+        candidate = self._all[position]
+        candidate.take(event)
+        self._running -= event.ending is not None
+        return candidate
 
 
 def _whole(candidate: Candidate, index: int, prompt: PromptPart) -> Piece:

@@ -47,6 +47,7 @@ _FEW_SCORES = 256
 _SEED_BITS = 53
 
 _MAX_NAMES_IN_HEADER = 16
+_MAX_NAMES_TOLD = 256
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,7 @@ class CompletionEndpoint:
         self._dialect = dialect
         self._service = service
         self._table: FieldTable = dialect.table(is_strict=service.is_strict)
+        self._told: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before anything is sent."""
@@ -132,10 +134,14 @@ class CompletionEndpoint:
         )
 
     def _log_ignored(self, ignored: tuple[str, ...]) -> None:
-        for name in ignored[:_MAX_NAMES_IN_HEADER]:
+        """Tell of each unknown field once; a client that invents names cannot fill the log."""
+        for name in ignored:
+            if name in self._told or len(self._told) >= _MAX_NAMES_TOLD:
+                continue
+            self._told.add(name)
             meant = nearest_name(name, self._table.names())
             hint = f"; `{meant}` is near" if meant else ""
-            logger.info("ignored the unknown field %s%s", _quoted(name), hint)
+            logger.info("ignored the unknown field `%s`%s", _quoted(name), hint)
 
 
 class _Reply:

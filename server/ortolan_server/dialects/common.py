@@ -30,6 +30,7 @@ TEMPERATURE = Field(
     name="temperature",
     kind=Number(minimum=0.0, maximum=2.0),
     default=1.0,
+    aliases=("tempature",),  # Second's document spells it so, and clients send what they read
     doc="Divides the logits before the draw; 0 takes the likeliest token.",
 )
 STOP = Field(

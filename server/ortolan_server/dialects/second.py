@@ -14,7 +14,6 @@ from ortolan_server.dialects.common import (
     LOGPROBS,
     SEED,
     STOP,
-    TEMPERATURE,
 )
 from ortolan_server.dialects.openai import OpenAIRenderer
 from ortolan_server.fields import replaced
@@ -39,8 +38,6 @@ SECOND = Dialect(
     base_path="/openai",
     fields=replaced(
         COMPLETION_FIELDS,
-        # Its document spells the field so, and its clients send both spellings.
-        msgspec.structs.replace(TEMPERATURE, aliases=("tempature",)),
         msgspec.structs.replace(STOP, kind=Texts(maximum=4)),
         msgspec.structs.replace(SEED, default=DEFAULT_SEED, doc="Same seed, same text."),
         msgspec.structs.replace(LOGIT_BIAS, kind=LogitBias(allows_text=True)),
