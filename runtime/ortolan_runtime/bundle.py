@@ -9,6 +9,7 @@ source has one. It is written atomically and refused when anything about it is o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import shutil
@@ -30,6 +31,9 @@ TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 _READ_BYTES = 1 << 20
+# Linux's values, for renameat2(2), which Python does not offer.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 Precision = Literal["int8", "int4", "fp16", "fp32", "int8+int4"]
 KVLayout = Literal["shared", "concat"]
@@ -325,6 +329,8 @@ def _replace(temporary: Path, destination: Path) -> None:
     if not destination.exists():
         temporary.rename(destination)
         return
+    if _exchange(temporary, destination):
+        return
     aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
     old = aside / destination.name
     destination.rename(old)
@@ -335,6 +341,19 @@ def _replace(temporary: Path, destination: Path) -> None:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap the names of two folders in one step; return False where the system cannot.
+
+    Without it a process killed between two renames would leave no bundle under its name.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = (os.fsencode(one), os.fsencode(other))
+    result: int = rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+    return result == 0
 
 
 def _sync(path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -366,3 +367,25 @@ def test_a_process_that_is_killed_midway_leaves_the_old_bundle_intact(sound: Pat
 )
 def test_the_cache_is_where_the_environment_says(environ: dict[str, str], expected: str) -> None:
     assert cache_directory(environ) == Path(expected).expanduser()
+
+
+def test_a_bundle_is_under_its_name_at_every_moment_of_a_replacement(
+    sound: Path, tmp_path: Path
+) -> None:
+    missing, is_over = [], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if not (sound / "bundle.json").exists():
+                missing.append(True)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for number in range(50):
+        with new_folder(sound) as folder:
+            (folder / "bundle.json").write_text(str(number))
+    is_over.set()
+    watcher.join()
+    assert missing == []
+    assert (sound / "bundle.json").read_text() == "49"
+    assert [path.name for path in sound.parent.iterdir() if path.name.startswith(".")] == []

@@ -16,12 +16,19 @@ from engines import Outcome, Sink, alone, engine_on, mixed_requests, request, to
 
 from ortolan_export.native import export
 
-PRECISIONS = ["int8", "fp32"]
+PRECISIONS = ["int8", "int4", "fp32"]
 
 
 @pytest.fixture(scope="module")
-def bundles(glass_bundle: Path, glass_bundle_fp32: Path) -> dict[str, Path]:
-    return {"int8": glass_bundle, "fp32": glass_bundle_fp32}
+def bundles(
+    glass_bundle: Path,
+    glass_bundle_fp32: Path,
+    glass_checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    int4 = tmp_path_factory.mktemp("int4") / "glass"
+    export(glass_checkpoint, int4, precision="int4")
+    return {"int8": glass_bundle, "int4": int4, "fp32": glass_bundle_fp32}
 
 
 @pytest.fixture(scope="module")
