@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,8 @@ class KVBuffers:
 class Model:
     """A bundle's graph with room for ``rows`` sequences of up to ``length`` tokens.
 
+    Some bundles have a second graph, which computes prompts over the same KV buffers.
+
     Where one row alone would round differently from that row in a batch, a lone row is decoded
     beside a spare one (row 0 of the buffers), so that its bits do not depend on company.
     """
@@ -117,16 +120,20 @@ class Model:
         device: Device = "cpu",
         spin: bool = False,
     ) -> None:
-        self._manifest = bundle.manifest
-        self._graph = bundle.manifest.graph
-        options = session_options(threads=threads, spin=spin)
-        try:
-            self._session = open_session(str(bundle.graph_path), device, options)
-        except ort_errors() as exc:
-            raise BundleError(f"{bundle.graph_path} cannot be loaded: {first_line(exc)}") from exc
         self._spare = 0 if bundle.manifest.single_row_exact else 1
         self._buffers = KVBuffers(bundle.manifest, rows=rows + self._spare, length=length)
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+
+        def load(path: Path) -> _Graph:
+            options = session_options(threads=threads, spin=spin)
+            try:
+                session = open_session(str(path), device, options)
+            except ort_errors() as exc:
+                raise BundleError(f"{path} cannot be loaded: {first_line(exc)}") from exc
+            return _Graph(session, bundle.manifest, self._buffers)
+
+        self._decoding = load(bundle.graph_path)
+        prefill = bundle.prefill_graph_path
+        self._prefilling = self._decoding if prefill is None else load(prefill)
         self.length = length
         self.vocab_size = bundle.manifest.vocab_size
 
@@ -138,19 +145,31 @@ class Model:
         wanted = positions
         if self._spare and len(positions) == 1:
             wanted = np.repeat(positions, 2)  # the head must not see a single row either
-        output = self._run(row + self._spare, tokens[None, :], np.array([past], np.int32), wanted)
-        count = len(positions)
+        first, count = row + self._spare, len(positions)
+        output = self._prefilling.run(first, tokens[None, :], np.array([past], np.int32), wanted)
         return Output(output.logits[:count], output.logsumexp[:count])
+
+    def verify(self, tokens: Ids, past: int) -> Output:
+        """Run int64 ``[n]`` tokens of the first row as decode steps would; logits at each."""
+        past_lengths = np.array([past], np.int32)
+        return self._decoding.run(
+            self._spare, tokens[None, :], past_lengths, np.arange(len(tokens))
+        )
 
     def decode(self, tokens: Ids, past: npt.NDArray[np.int32]) -> Output:
         """Run one token of each of the first rows; ``tokens`` int64, ``past`` int32 ``[n]``."""
         count = len(tokens)
         if self._spare and count == 1:
-            both = self._run(
-                0, np.repeat(tokens, 2)[:, None], np.append(np.int32(0), past), np.arange(2)
-            )
+            twice, lengths = np.repeat(tokens, 2)[:, None], np.append(np.int32(0), past)
+            both = self._decoding.run(0, twice, lengths, np.arange(2))
             return Output(both.logits[1:], both.logsumexp[1:])
-        return self._run(self._spare, tokens[:, None], past, np.arange(count))
+        return self._decoding.run(self._spare, tokens[:, None], past, np.arange(count))
+
+    @property
+    def binding_count(self) -> int:
+        """Return how many views of the buffers are bound; bounded by the rows, not by the steps."""
+        graphs = {id(graph): graph for graph in (self._decoding, self._prefilling)}
+        return sum(len(graph.bindings) for graph in graphs.values())
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of row ``source`` to row ``target``."""
@@ -165,15 +184,27 @@ class Model:
         """Give back the memory of one row beyond its first ``length`` tokens."""
         self._buffers.release(row + self._spare, length)
 
-    def _run(self, first_row: int, ids: Ids, past: npt.NDArray[np.int32], positions: Ids) -> Output:
-        """Run ``ids`` int64 ``[rows, tokens]`` on rows from ``first_row`` on; logits at flat
-        positions.
 
-        A batch or a sequence of size 0 would end the process inside onnxruntime.
+class _Graph:
+    """One session over the KV buffers, with a binding for each view of them."""
+
+    def __init__(
+        self, session: ort.InferenceSession, manifest: Manifest, buffers: KVBuffers
+    ) -> None:
+        self._session = session
+        self._manifest = manifest
+        self._buffers = buffers
+        self.bindings: dict[tuple[int, int], _Binding] = {}
+
+    def run(self, first_row: int, ids: Ids, past: npt.NDArray[np.int32], positions: Ids) -> Output:
+        """Run ``ids`` int64 ``[rows, tokens]`` on rows from ``first_row`` on.
+
+        Logits come at flat ``positions``. A batch or a sequence of size 0 would end the process
+        inside onnxruntime.
         """
-        rows, count = ids.shape
         assert ids.size > 0, "a step runs at least one token"
-        binding = self._bindings.get((first_row, rows))
+        rows = len(ids)
+        binding = self.bindings.get((first_row, rows))
         if binding is None:
             binding = self._bind(first_row, rows)
         return binding.run(self._session, ids, past, positions)
@@ -182,7 +213,7 @@ class Model:
         # Made once for each view of the buffers: onnxruntime leaks what is bound anew every step.
         views = [array[first_row : first_row + rows] for array in self._buffers.arrays]
         binding = _Binding(self._session.io_binding(), self._manifest, views)
-        self._bindings[first_row, rows] = binding
+        self.bindings[first_row, rows] = binding
         return binding
 
 

@@ -268,7 +268,7 @@ class Stepper:
         tokens = np.array([sequence.work.tokens[past], *drafts], np.int64)
         started = time.perf_counter()
         try:
-            output = self._model.prefill(0, tokens, past, np.arange(len(tokens)))
+            output = self._model.verify(tokens, past)
         except Exception:
             logger.exception("a step of %d guesses failed", len(drafts))
             self._fail(sequence, _NOT_RUN)

@@ -1,0 +1,79 @@
+"""Bundles of two weight formats: int8 for prompts, int4 for decoding, one KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import alone, engine_on, mixed_requests, request, together
+
+from ortolan_export.native import export
+from ortolan_runtime.bundle import open_bundle
+from ortolan_runtime.model import Model
+
+PROMPT = list(range(40, 60))
+
+
+@pytest.fixture(scope="module")
+def phased(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phased") / "glass"
+    export(glass_checkpoint, folder, precision="int8+int4")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def int4(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("int4") / "glass"
+    export(glass_checkpoint, folder, precision="int4")
+    return folder
+
+
+def model_of(bundle: Path) -> Model:
+    return Model(open_bundle(bundle), rows=4, length=128, threads=1)
+
+
+def test_prompts_are_computed_as_by_int8_alone(phased: Path, glass_bundle: Path) -> None:
+    scoring = request(PROMPT, temperature=0.0, max_tokens=1, prompt_logprobs=3, logprobs=3)
+    outcomes = []
+    for bundle in (phased, glass_bundle):
+        with engine_on(bundle) as engine:
+            outcomes += alone(engine, [scoring])
+    assert outcomes[0].bits() == outcomes[1].bits()
+
+
+def test_decoding_is_that_of_int4_alone_on_the_same_cache(phased: Path, int4: Path) -> None:
+    both, four = model_of(phased), model_of(int4)
+    tokens = np.array(PROMPT)
+    both.prefill(0, tokens, 0, np.array([len(PROMPT) - 1]))
+    four.prefill(0, tokens, 0, np.array([len(PROMPT) - 1]))
+    for ours, theirs in zip(four._buffers.arrays, both._buffers.arrays, strict=True):
+        ours[1, :, : len(PROMPT)] = theirs[1, :, : len(PROMPT)]  # row 0 is the spare one
+    for step, token in enumerate((5, 6, 7)):
+        past = np.array([len(PROMPT) + step], np.int32)
+        row = np.array([token])
+        assert both.decode(row, past).logits.tobytes() == four.decode(row, past).logits.tobytes()
+
+
+def test_the_phase_and_not_the_batch_decides(phased: Path) -> None:
+    requests = mixed_requests(phased)
+    with engine_on(phased, slots=1) as engine:
+        expected = [outcome.bits() for outcome in alone(engine, requests)]
+    for prefill_chunk, memory in ((7, None), (32, 128)):
+        with engine_on(phased, slots=1) as engine:
+            bytes_a_token = engine.manifest.kv_bytes_per_token
+        limit = None if memory is None else memory * bytes_a_token
+        options = {"slots": 16, "prefill_chunk": prefill_chunk, "kv_memory_bytes": limit}
+        with engine_on(phased, **options) as engine:
+            assert [o.bits() for o in together(engine, requests)] == expected
+
+
+def test_guesses_are_checked_by_the_graph_that_decodes(phased: Path) -> None:
+    repeating = [50, 51, 52, 53, 54, 55] * 4
+    one = request(repeating, temperature=0.0, max_tokens=40, ignore_eos=True)
+    with engine_on(phased, slots=1) as engine:
+        (plain,) = alone(engine, [one])
+    with engine_on(phased, slots=1, speculate=True) as engine:
+        (guessed,) = alone(engine, [one])
+    same = sum(a == b for a, b in zip(plain.ids, guessed.ids, strict=True))
+    assert same >= 30  # all but for float ties, after which the texts may part
