@@ -49,9 +49,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ``slots`` sequences run at once; ``threads`` defaults to the cores at hand; ``prefill_chunk`` is
     how many prompt tokens go between two decode steps; ``queue_limit`` bounds sequences that wait;
     ``speculate`` guesses tokens ahead while one sequence decodes: faster on text that repeats
-    itself, but no longer the same bits in any company; ``kv_memory_bytes`` bounds the KV cache, by
-    default room for every slot at the full context but at most half of the memory that is
-    available.
+    itself, but no longer the same bits in any company; ``relaxed`` gives these up to decode a lone
+    row without a spare one beside it. ``kv_memory_bytes`` bounds the KV cache, by default room for
+    every slot at the full context but at most half of the memory that is available.
     """
 
     slots: int = 16
@@ -62,18 +62,31 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Device = "cpu"
     spin: bool = False
     speculate: bool = False
+    relaxed: bool = False
+
+    @property
+    def liberties(self) -> tuple[str, ...]:
+        """Return what was switched on that lets a sequence's bits depend on its company."""
+        return tuple(name for name in ("speculate", "relaxed") if getattr(self, name))
 
 
 class Engine:
     """A running bundle. Make one with ``Engine.open``; it is a context manager."""
 
     def __init__(
-        self, bundle: Bundle, model: Model, tokenizer: Tokenizer, stepper: Stepper, queue_limit: int
+        self,
+        bundle: Bundle,
+        model: Model,
+        tokenizer: Tokenizer,
+        stepper: Stepper,
+        queue_limit: int,
+        liberties: tuple[str, ...] = (),
     ) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
         self.tokenizer = tokenizer
         self.context_length = model.length
+        self.liberties = liberties
         self.failure: str | None = None
         self._stepper = stepper
         self._queue_limit = queue_limit
@@ -127,6 +140,7 @@ class Engine:
             threads=options.threads or default_threads(),
             device=options.device,
             spin=options.spin,
+            relaxed=options.relaxed,
         )
         cache = KVCache(model, rows=rows, budget_tokens=budget)
         scheduler = Scheduler(
@@ -137,7 +151,7 @@ class Engine:
         )
         speculation = SpeculationPolicy() if options.speculate else None
         stepper = Stepper(model, tokenizer, cache, scheduler, speculation)
-        return cls(bundle, model, tokenizer, stepper, options.queue_limit)
+        return cls(bundle, model, tokenizer, stepper, options.queue_limit, options.liberties)
 
     def __enter__(self) -> Self:
         return self
