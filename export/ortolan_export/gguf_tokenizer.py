@@ -1,18 +1,16 @@
-"""Rebuilds a tokenizer.json from what a GGUF file holds: vocabulary, merges and the name of a
-pre-tokeniser."""
+"""Rebuilds a tokenizer.json from what a GGUF file holds, and finds the tokens that end a text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ortolan_export.errors import SourceError, UnsupportedModel
+from ortolan_export.gguf_bytelevel import byte_level_bpe, find_splitting
+from ortolan_export.gguf_sentencepiece import sentencepiece_bpe, with_plain_spaces
 from ortolan_export.source import Texts
 
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
@@ -27,66 +25,13 @@ _ENDING_TOKENS = frozenset(
         "<|eom_id|>",
         "<|end|>",
         "</s>",
+        "<eos>",
         "<end_of_turn>",
     }
 )
 _ENDING_FIELDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-
-
-class _Splitting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a byte-level BPE cuts text before it merges."""
-
-    before: Callable[[], PreTokenizer]
-    is_nfc: bool = False
-    ignores_merges: bool = False
-    adds_bos: bool = False
-
-
-def _gpt2() -> PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _smollm() -> PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _by_pattern(digits: str) -> Callable[[], PreTokenizer]:
-    """Return the splitting of GPT-4's family; ``digits`` is its pattern for numbers."""
-    pattern = "|".join(
-        (
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-            r"[^\r\n\p{L}\p{N}]?\p{L}+",
-            digits,
-            r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-            r"\s*[\r\n]+",
-            r"\s+(?!\S)",
-            r"\s+",
-        )
-    )
-
-    def build() -> PreTokenizer:
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([split, byte_level])
-
-    return build
-
-
-_GPT2 = _Splitting(before=_gpt2)
-_LLAMA3 = _Splitting(before=_by_pattern(r"\p{N}{1,3}"), ignores_merges=True, adds_bos=True)
-_QWEN2 = _Splitting(before=_by_pattern(r"\p{N}"), is_nfc=True)
-
-# By tokenizer.ggml.pre.
-_SPLITTINGS: Mapping[str, _Splitting] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _Splitting(before=_smollm),
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-}
+# What a SentencePiece file leaves out.
+_SENTENCEPIECE_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def read_texts(fields: Mapping[str, Any], origin: str) -> Texts:
@@ -94,66 +39,67 @@ def read_texts(fields: Mapping[str, Any], origin: str) -> Texts:
 
     Raises UnsupportedModel for a kind of tokenizer that is not known, SourceError for a broken one.
     """
+    own = _own_fields(fields, origin)
+    kinds = own["token_type"]
+    tokenizer, adds_bos = _tokenizer(own, kinds, origin)
+    _add_whole_tokens(tokenizer, own, kinds)
+    bos = own.get("bos_token_id")
+    if own.get("add_bos_token", adds_bos) and bos is not None:
+        _put_first(tokenizer, own["tokens"][bos], bos)
+    return Texts(
+        tokenizer=tokenizer.to_str(),
+        chat_template=fields.get("tokenizer.chat_template"),
+        bos_token_id=bos,
+        eos_token_ids=_endings(own, kinds),
+    )
+
+
+def _own_fields(fields: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Return the tokenizer's fields, by their last names, with a kind for each token."""
     own = {
         name.removeprefix("tokenizer.ggml."): value
         for name, value in fields.items()
         if name.startswith("tokenizer.ggml.")
     }
-    splitting = _splitting(own, origin)
-    tokens, kinds = own.get("tokens"), own.get("token_type")
-    if not isinstance(tokens, list) or not isinstance(own.get("merges"), list):
-        raise SourceError(f"{origin} has no tokenizer.ggml.tokens and merges; it is incomplete")
-    kinds = kinds if isinstance(kinds, list) else [1] * len(tokens)
-    tokenizer = _byte_level_bpe(tokens, own["merges"], splitting)
-    _add_whole_tokens(tokenizer, tokens, kinds)
-    bos = own.get("bos_token_id")
-    if own.get("add_bos_token", splitting.adds_bos) and bos is not None:
-        _put_first(tokenizer, tokens[bos], bos)
-    return Texts(
-        tokenizer=tokenizer.to_str(),
-        chat_template=fields.get("tokenizer.chat_template"),
-        bos_token_id=bos,
-        eos_token_ids=_endings(own, tokens, kinds),
-    )
+    tokens = own.get("tokens")
+    if not isinstance(tokens, list):
+        raise SourceError(f"{origin} has no tokenizer.ggml.tokens; it is incomplete")
+    kinds = own.setdefault("token_type", [1] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise SourceError(f"{origin}: tokenizer.ggml.token_type must hold {len(tokens)} values")
+    for name, value in own.items():
+        if name.endswith("_token_id") and not 0 <= value < len(tokens):
+            raise SourceError(
+                f"{origin}: tokenizer.ggml.{name} must be within 0..{len(tokens) - 1}, got {value}"
+            )
+    return own
 
 
-def _splitting(own: Mapping[str, Any], origin: str) -> _Splitting:
+def _tokenizer(own: dict[str, Any], kinds: Sequence[int], origin: str) -> tuple[Tokenizer, bool]:
+    """Return the tokenizer and whether it puts a BOS first when the file does not say."""
     model = own.get("model")
-    if model != "gpt2":
-        raise UnsupportedModel(
-            f"{origin}: tokenizer.ggml.model must be gpt2 (byte-level BPE), got {model!r}; "
-            "export from the Hugging Face directory instead"
-        )
-    name = own.get("pre", "default")
-    if name not in _SPLITTINGS:
-        known = ", ".join(sorted(_SPLITTINGS))
-        raise UnsupportedModel(
-            f"{origin}: tokenizer.ggml.pre must be one of {known}, got {name!r}; "
-            "export from the Hugging Face directory instead"
-        )
-    return _SPLITTINGS[name]
-
-
-def _byte_level_bpe(tokens: list[str], merges: list[str], splitting: _Splitting) -> Tokenizer:
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        BPE(vocab=vocabulary, merges=pairs, ignore_merges=splitting.ignores_merges)
+    if model == "gpt2":
+        splitting = find_splitting(own.get("pre"), origin)
+        return byte_level_bpe(own, splitting, origin), splitting.adds_bos
+    if model == "llama":
+        for name, token_id in _SENTENCEPIECE_IDS.items():
+            own.setdefault(name, token_id)
+        own["tokens"] = with_plain_spaces(own["tokens"], kinds)
+        return sentencepiece_bpe(own, kinds, origin), True
+    raise UnsupportedModel(
+        f"{origin}: tokenizer.ggml.model must be gpt2 (byte-level BPE) or llama (SentencePiece), "
+        f"got {model!r}; export from the Hugging Face directory instead"
     )
-    if splitting.is_nfc:
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = splitting.before()
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
-def _add_whole_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+def _add_whole_tokens(tokenizer: Tokenizer, own: Mapping[str, Any], kinds: Sequence[int]) -> None:
     """Declare the tokens that text is searched for before it is cut."""
+    unknown = own.get("unknown_token_id")
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            for index, (token, kind) in enumerate(zip(own["tokens"], kinds, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED) or index == unknown
         ]
     )
 
@@ -167,11 +113,11 @@ def _put_first(tokenizer: Tokenizer, token: str, token_id: int) -> None:
     )
 
 
-def _endings(own: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> tuple[int, ...]:
+def _endings(own: Mapping[str, Any], kinds: Sequence[int]) -> tuple[int, ...]:
     named = {own[field] for field in _ENDING_FIELDS if isinstance(own.get(field), int)}
     known = {
         index
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind == _CONTROL and token in _ENDING_TOKENS
+        for index, (token, kind) in enumerate(zip(own["tokens"], kinds, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED) and token in _ENDING_TOKENS
     }
     return tuple(sorted(named | known))

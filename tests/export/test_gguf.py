@@ -11,9 +11,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
-from ortolan_export.errors import UnsupportedModel
 from ortolan_export.gguf import GGUFCheckpoint
-from ortolan_export.gguf_tokenizer import read_texts
 from ortolan_export.native import export
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME
 
@@ -171,57 +169,3 @@ def test_the_tokenizer_splits_merges_and_keeps_special_tokens_whole(
 def test_every_token_that_ends_a_text_is_an_eos(make_checkpoint: Any, tmp_path: Path) -> None:
     source = GGUFCheckpoint(_write_gguf(make_checkpoint("llama"), tmp_path / "m.gguf"))
     assert source.texts().eos_token_ids == (256, 258)
-
-
-def _pieces(pre: str, text: str) -> list[str]:
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": list(_BYTES),
-        "tokenizer.ggml.merges": [],
-    }
-    tokenizer = Tokenizer.from_str(read_texts(fields, "m.gguf").tokenizer)
-    assert tokenizer.pre_tokenizer is not None
-    text = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
-    return [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-
-
-@pytest.mark.parametrize(
-    ("pre", "pieces"),
-    [
-        ("gpt-2", ["It", "'s", " 12345", "!!", "\n\n", " ok"]),
-        ("smollm", ["It", "'s", " ", "1", "2", "3", "4", "5", "!!", "\n\n", " ok"]),
-        ("llama-bpe", ["It", "'s", " ", "123", "45", "!!\n\n", " ok"]),
-        ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", "5", "!!\n\n", " ok"]),
-    ],
-)
-def test_each_pre_tokeniser_cuts_in_its_own_way(pre: str, pieces: list[str]) -> None:
-    assert _pieces(pre, "".join(pieces)) == pieces
-
-
-def test_qwen_composes_characters_first() -> None:
-    assert _pieces("qwen2", "e\u0301") == ["\u00e9"]
-    assert _pieces("llama-bpe", "e\u0301") != ["\u00e9"]
-
-
-def test_llama3_puts_its_bos_before_a_text() -> None:
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "llama-bpe",
-        "tokenizer.ggml.tokens": [*_BYTES, "<|begin_of_text|>"],
-        "tokenizer.ggml.token_type": [1] * 256 + [3],
-        "tokenizer.ggml.merges": [],
-        "tokenizer.ggml.bos_token_id": 256,
-    }
-    tokenizer = Tokenizer.from_str(read_texts(fields, "m.gguf").tokenizer)
-    assert tokenizer.encode("a").ids == [256, _BYTES.index("a")]
-
-
-@pytest.mark.parametrize(("field", "value"), [("pre", "gizmo"), ("model", "llama")])
-def test_an_unknown_tokenizer_is_refused_by_name(
-    field: str, value: str, make_checkpoint: Any, tmp_path: Path
-) -> None:
-    path = _write_gguf(make_checkpoint("llama"), tmp_path / "m.gguf", **{field: value})
-    with pytest.raises(UnsupportedModel, match=f"tokenizer.ggml.{field} must be .*'{value}'"):
-        export(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
