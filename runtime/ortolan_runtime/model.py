@@ -107,7 +107,8 @@ class Model:
     Some bundles have a second graph, which computes prompts over the same KV buffers.
 
     Where one row alone would round differently from that row in a batch, a lone row is decoded
-    beside a spare one (row 0 of the buffers), so that its bits do not depend on company.
+    beside a spare one (row 0 of the buffers), so that its bits do not depend on company;
+    ``relaxed`` does without.
     """
 
     def __init__(
@@ -119,8 +120,9 @@ class Model:
         threads: int,
         device: Device = "cpu",
         spin: bool = False,
+        relaxed: bool = False,
     ) -> None:
-        self._spare = 0 if bundle.manifest.single_row_exact else 1
+        self._spare = 0 if bundle.manifest.single_row_exact or relaxed else 1
         self._buffers = KVBuffers(bundle.manifest, rows=rows + self._spare, length=length)
 
         def load(path: Path) -> _Graph:

@@ -48,6 +48,7 @@ class ServedEngine(SequenceEngine, Protocol):
     bundle: Bundle
     tokenizer: Tokenizer
     context_length: int
+    liberties: tuple[str, ...]
 
     @property
     def is_alive(self) -> bool:
@@ -107,7 +108,7 @@ def _service(
         limits=Limits(
             choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
         ),
-        fingerprint=_fingerprint(engine.bundle.manifest),
+        fingerprint=_fingerprint(engine.bundle.manifest, engine.liberties),
         max_body_bytes=settings.max_body_bytes,
         heartbeat_s=settings.heartbeat_s,
         is_strict=settings.strict,
@@ -241,7 +242,11 @@ def _dialect_of(dialects: tuple[Dialect, ...]) -> Callable[[str], Dialect]:
     return find
 
 
-def _fingerprint(manifest: Manifest) -> str:
-    """Return a name for what decides the output: the weights, their precision, the version."""
+def _fingerprint(manifest: Manifest, liberties: tuple[str, ...]) -> str:
+    """Return a name for what decides the output: the weights, their precision, the version.
+
+    It ends with what the engine was allowed that makes bits depend on company.
+    """
     parts = f"{manifest.source_digest} {manifest.precision} {__version__}"
-    return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"
+    digest = hashlib.sha256(parts.encode()).hexdigest()[:10]
+    return "-".join((f"fp_{digest}", *liberties))

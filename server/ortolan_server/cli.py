@@ -182,6 +182,7 @@ def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
         device=arguments.device,
         spin=arguments.spin,
         speculate=arguments.speculate,
+        relaxed=arguments.relaxed,
     )
 
 
@@ -288,6 +289,12 @@ def _add_engine_flags(parser: argparse.ArgumentParser, engine: EngineOptions) ->
     add("--device", choices=("cpu", "cuda", "tensorrt"), default=engine.device)
     add("--spin", action="store_true", help="let idle threads busy-wait; for cores of one's own")
     _add_speculate(parser)
+    add(
+        "--relaxed",
+        action="store_true",
+        help="a little faster where one sequence decodes in int4 or fp32, but no longer the same "
+        "bits in any company",
+    )
 
 
 def _add_complete(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
