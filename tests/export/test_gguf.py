@@ -15,29 +15,24 @@ from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME
 
-_THEIR_NAMES = {
-    "embed_tokens": "token_embd",
-    "input_layernorm": "attn_norm",
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-    "norm": "output_norm",
-    "lm_head": "output",
-}
+_ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
-
-def _their_name(name: str) -> str:
-    parts = name.split(".")
-    theirs = f"{_THEIR_NAMES[parts[-2]]}.{parts[-1]}"
-    return f"blk.{parts[2]}.{theirs}" if parts[1] == "layers" else theirs
+_LINEAR = {"rope_type": "linear", "factor": 8.0}
+_GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 8,
+    "tie_word_embeddings": True,
+}
+_PHI3_LONG = {
+    "original_max_position_embeddings": 32,
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [1.0 + i for i in range(8)],
+    },
+}
 
 
 def _permuted(rows: Any, heads: int) -> Any:
@@ -49,10 +44,37 @@ def _permuted(rows: Any, heads: int) -> Any:
 def _write_gguf(
     checkpoint: Path, path: Path, kind: gguf.GGMLQuantizationType | None = None, **fields: Any
 ) -> Path:
-    """Write a checkpoint as a GGUF file; matrices in the quantised type ``kind``."""
+    """Write a checkpoint as llama.cpp's converter does; matrices in the quantised type ``kind``."""
     source = HuggingFaceCheckpoint(checkpoint)
-    config, architecture = source.config, source.config["model_type"]
-    writer = gguf.GGUFWriter(path, architecture)
+    config, family = source.config, source.config["model_type"].removesuffix("_text")
+    writer = gguf.GGUFWriter(path, family)
+    _add_sizes(writer, config)
+    _OWN_SETTINGS.get(family, _add_nothing)(writer, config)
+    _add_tokenizer(writer, **fields)
+    names = gguf.get_tensor_name_map(_ARCHITECTURES[family], config["num_hidden_layers"])
+    for name in source.shapes:
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        array = source.read(name)
+        if family == "llama":
+            array = _permuted_heads(name, array, config)
+        if family.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + np.float32(1)
+        if kind is not None and array.ndim == 2:
+            writer.add_tensor(theirs, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(theirs, array)
+    _finish(writer)
+    return path
+
+
+def _permuted_heads(name: str, array: Any, config: Any) -> Any:
+    for module, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if module in name:
+            return _permuted(array, config[heads])
+    return array
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -61,20 +83,49 @@ def _write_gguf(
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config.get("head_dim", 16))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _add_nothing(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base(10000.0)
-    _add_tokenizer(writer, **fields)
-    for name in source.shapes:
-        array = source.read(name)
-        for module, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if module in name and architecture == "llama":
-                array = _permuted(array, config[heads])
-        if kind is not None and array.ndim == 2:
-            data = gguf.quants.quantize(array, kind)
-            writer.add_tensor(_their_name(name), data, raw_dtype=kind)
-        else:
-            writer.add_tensor(_their_name(name), array)
-    _finish(writer)
-    return path
+
+
+def _add_phi3(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(16 * rope["partial_rotary_factor"]))
+    writer.add_sliding_window(config["sliding_window"] or 0)
+    writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        growth = config["max_position_embeddings"] / config["original_max_position_embeddings"]
+        factor = np.sqrt(1 + np.log(growth) / np.log(config["original_max_position_embeddings"]))
+        writer.add_rope_scaling_attn_factors(float(factor))
+        for length in ("long", "short"):
+            divisors = np.array(rope[f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", divisors)
+
+
+def _add_gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def _add_gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config["rope_parameters"]["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+# What llama.cpp's converter writes beyond the sizes.
+_OWN_SETTINGS = {
+    "phi3": _add_phi3,
+    "gemma": lambda writer, config: None,
+    "gemma2": _add_gemma2,
+    "gemma3": _add_gemma3,
+}
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, **fields: Any) -> None:
@@ -108,6 +159,11 @@ def _same_file(a: Path, b: Path, name: str) -> bool:
         ("llama", {"attention_bias": True}),
         ("qwen2", {}),
         ("qwen3", {}),
+        ("phi3", {"sliding_window": 8, "partial_rotary_factor": 0.5}),
+        ("phi3", _PHI3_LONG),
+        ("gemma", {"tie_word_embeddings": True}),
+        ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+        ("gemma3_text", {**_GEMMA, "num_hidden_layers": 6, "rope_scaling": _LINEAR}),
     ],
 )
 def test_float32_tensors_give_the_very_bytes_of_the_directory(
