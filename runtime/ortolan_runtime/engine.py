@@ -28,6 +28,7 @@ from ortolan_runtime.errors import (
     InvalidParameter,
 )
 from ortolan_runtime.events import Ending, Event, EventSink, FinishReason
+from ortolan_runtime.golden import check_golden
 from ortolan_runtime.kvcache import KVCache
 from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
@@ -118,7 +119,7 @@ class Engine:
 
     @classmethod
     def start(cls, bundle: Bundle, options: EngineOptions) -> Self:
-        """Load a bundle that was checked and start decoding."""
+        """Load a bundle that was checked, replay its golden prompts and start decoding."""
         manifest = bundle.manifest
         tokenizer = Tokenizer(
             bundle.tokenizer_path,
@@ -142,6 +143,7 @@ class Engine:
             spin=options.spin,
             relaxed=options.relaxed,
         )
+        check_golden(model, manifest)
         cache = KVCache(model, rows=rows, budget_tokens=budget)
         scheduler = Scheduler(
             cache,
