@@ -37,6 +37,7 @@ from ortolan_runtime.scheduler import Scheduler
 from ortolan_runtime.sinks import CollectingSink
 from ortolan_runtime.speculation import SpeculationPolicy
 from ortolan_runtime.stepper import Statistics, Stepper
+from ortolan_runtime.tensorrt import ShapeLimits, tensorrt_options
 from ortolan_runtime.text import Tokenizer
 
 logger = logging.getLogger("ortolan.engine")
@@ -142,6 +143,7 @@ class Engine:
             device=options.device,
             spin=options.spin,
             relaxed=options.relaxed,
+            provider_options=_provider_options(bundle, options, length),
         )
         check_golden(model, manifest)
         cache = KVCache(model, rows=rows, budget_tokens=budget)
@@ -340,6 +342,14 @@ def _differ_in_choice_alone(one: GenerationRequest, other: GenerationRequest) ->
 def id_of(sink: EventSink) -> int:
     """Return what tells one sink from another."""
     return id(sink)
+
+
+def _provider_options(bundle: Bundle, options: EngineOptions, length: int) -> dict[str, str]:
+    """Return what the device's execution provider must know of the steps to come."""
+    if options.device != "tensorrt":
+        return {}
+    limits = ShapeLimits(rows=options.slots, chunk=options.prefill_chunk, length=length)
+    return tensorrt_options(bundle.manifest, limits, cache_directory(os.environ) / "tensorrt")
 
 
 def kv_budget_tokens(bundle: Bundle, options: EngineOptions) -> int:

@@ -7,7 +7,7 @@ are as long as the context, but memory is taken page by page as tokens are writt
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,7 @@ class Model:
         device: Device = "cpu",
         spin: bool = False,
         relaxed: bool = False,
+        provider_options: Mapping[str, str] | None = None,
     ) -> None:
         self._spare = 0 if bundle.manifest.single_row_exact or relaxed else 1
         self._buffers = KVBuffers(bundle.manifest, rows=rows + self._spare, length=length)
@@ -128,7 +129,7 @@ class Model:
         def load(path: Path) -> _Graph:
             options = session_options(threads=threads, spin=spin)
             try:
-                session = open_session(str(path), device, options)
+                session = open_session(str(path), device, options, provider_options)
             except ort_errors() as exc:
                 raise BundleError(f"{path} cannot be loaded: {first_line(exc)}") from exc
             return _Graph(session, bundle.manifest, self._buffers)

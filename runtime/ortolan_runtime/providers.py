@@ -7,6 +7,7 @@ itself would fall back to the CPU in silence.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Literal
 
@@ -43,7 +44,12 @@ def session_options(*, threads: int, spin: bool) -> ort.SessionOptions:
     return options
 
 
-def open_session(path: str, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
+def open_session(
+    path: str,
+    device: Device,
+    options: ort.SessionOptions,
+    provider_options: Mapping[str, str] | None = None,
+) -> ort.InferenceSession:
     """Return a session over the graph at ``path`` that runs on ``device`` and nowhere else.
 
     Raises ProviderError when the device's provider is missing or takes no part in the session.
@@ -54,7 +60,8 @@ def open_session(path: str, device: Device, options: ort.SessionOptions) -> ort.
         raise ProviderError(_missing(device))
     if device != "cpu":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    session = ort.InferenceSession(path, options, providers=[provider])
+    providers = [(provider, dict(provider_options or {}))]
+    session = ort.InferenceSession(path, options, providers=providers)
     if provider not in session.get_providers():
         raise ProviderError(_missing(device))
     return session
