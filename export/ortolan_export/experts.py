@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.architectures.family import Decoder, Mixture
+from ortolan_export.fourbits import BLOCK, nearest_blocks
 from ortolan_export.graph import MICROSOFT, Attribute, GraphBuilder
 from ortolan_export.quantize import ExpertBits, quantize_rows
 from ortolan_export.source import Array, Float32, Tensors
@@ -32,12 +33,18 @@ class Experts:
     mixture: Mixture
     bits: ExpertBits
 
+    @property
+    def _bits(self) -> ExpertBits:
+        """Return the bits of a weight: 8 where 4 are asked for and rows are no whole blocks."""
+        has_whole_blocks = not (self.decoder.hidden_size % BLOCK or self.mixture.inner_size % BLOCK)
+        return 8 if self.bits == 4 and not has_whole_blocks else self.bits
+
     def build(self, layer: int, x: ir.Value) -> ir.Value:
         """Emit what one layer's experts write for their input ``x``."""
         graph = self.graph
         twice = graph.op("Concat", x, x, axis=0)
         inputs = [twice, self._router(layer, twice), *self._weights(layer)]
-        operator = "MoE" if self.bits == 32 else "QMoE"
+        operator = "MoE" if self._bits == 32 else "QMoE"
         written = graph.op(operator, *inputs, domain=MICROSOFT, **self._attributes())
         return graph.op_with(2, "Split", written, axis=0, num_outputs=2)[0]
 
@@ -69,8 +76,10 @@ class Experts:
         }
         if mixture.limit is not None:
             attributes["swiglu_limit"] = mixture.limit
-        if self.bits != 32:
-            attributes["expert_weight_bits"] = self.bits
+        if self._bits != 32:
+            attributes["expert_weight_bits"] = self._bits
+        if self._bits == 4:
+            attributes["block_size"] = BLOCK
         return attributes
 
     def _weights(self, layer: int) -> Iterator[ir.Value | None]:
@@ -86,20 +95,30 @@ class Experts:
         self, name: str, matrices: Iterator[Float32], shape: tuple[int, int]
     ) -> Iterator[ir.Value]:
         """Give the stored matrices of all experts, and their scales where they have any."""
-        whole = (self.mixture.experts, *shape)
-        if self.bits == 32:
+        rows, columns = shape
+        if self._bits == 32:
+            whole = (self.mixture.experts, rows, columns)
             yield self.graph.streamed(f"{name}.weight", np.float32, whole, matrices)
             return
         scales: list[Float32] = []
 
         def parts() -> Iterator[Array]:
             for matrix in matrices:
-                quantised, rows = quantize_rows(matrix, _WEIGHT_LIMIT)
-                scales.append(rows)
-                yield (quantised.astype(np.int16) + _ZERO).astype(np.uint8)
+                codes, of_matrix = self._codes(matrix)
+                scales.append(of_matrix)
+                yield codes
 
+        whole = (self.mixture.experts, rows, columns * self._bits // 8)
         yield self.graph.streamed(f"{name}.weight", np.uint8, whole, parts())
         yield self.graph.tensor(f"{name}.scale", np.stack(scales))
+
+    def _codes(self, matrix: Float32) -> tuple[Array, Float32]:
+        """Return a matrix as codes, uint8, and the scales of its rows or of its blocks."""
+        if self._bits == 4:
+            blocks = nearest_blocks(matrix)
+            return blocks.codes.reshape(len(matrix), -1), blocks.scales
+        quantised, scales = quantize_rows(matrix, _WEIGHT_LIMIT)
+        return (quantised.astype(np.int16) + _ZERO).astype(np.uint8), scales
 
     def _gate_up(self, layer: int) -> Iterator[Float32]:
         """Give each expert's gate and up, row by row in turns, ``[2 inner, hidden]``."""

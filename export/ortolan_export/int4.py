@@ -27,7 +27,7 @@ from ortolan_export.source import Tensors
 class Int4Linears:
     """4-bit layers between an int8 embedding and an int8 head."""
 
-    expert_bits: ExpertBits = 8
+    expert_bits: ExpertBits = 4
 
     def __init__(self, graph: GraphBuilder, tensors: Tensors, accuracy_level: int = 4) -> None:
         """``accuracy_level`` 4 multiplies whole numbers, twice as fast as the float32 of 0."""

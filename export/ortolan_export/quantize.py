@@ -27,7 +27,7 @@ _SMALLEST_SCALE = 1e-30  # a row of zeros, or nearly, would divide by zero
 _BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
 Int8 = NDArray[np.int8]
-ExpertBits = Literal[8, 32]
+ExpertBits = Literal[4, 8, 32]
 
 
 class Operand(msgspec.Struct, frozen=True):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from families import FAMILIES, LONGROPE, OPTIONS
 from parity import Reference, has_the_same_bits_in_chunks, relative_error, worst_difference
 
 from ortolan_export.native import export
+from ortolan_runtime.bundle import GRAPH_NAME
 
 _TOLERANCE = 1e-4
 _CASES = {**FAMILIES, **OPTIONS}
@@ -47,11 +49,34 @@ def test_longrope_uses_the_short_factors_within_the_original_length(
     assert worst_difference(tmp_path / "out", Reference(checkpoint)) < _TOLERANCE
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
 def test_a_mixture_keeps_a_tokens_bits_whoever_else_its_experts_get(
-    case: str, make_checkpoint: Any, tmp_path: Path
+    case: str, precision: Any, make_checkpoint: Any, tmp_path: Path
 ) -> None:
     family, config = FAMILIES[case]
     checkpoint = make_checkpoint(family, **config)
-    export(checkpoint, tmp_path / "out", precision="fp32")
+    export(checkpoint, tmp_path / "out", precision=precision)
     assert has_the_same_bits_in_chunks(tmp_path / "out", Reference(checkpoint))
+
+
+def test_experts_are_kept_in_the_bits_of_the_precision(
+    make_checkpoint: Any, tmp_path: Path
+) -> None:
+    family, config = FAMILIES["mixtral"]
+    checkpoint = make_checkpoint(family, **config)
+    sizes = {"fp32": 32, "int8": 8, "int4": 4}
+    for precision in sizes:
+        export(checkpoint, tmp_path / precision, precision=precision)
+    weights = {name: _bytes_of(tmp_path / name, "experts.gate_up.weight") for name in sizes}
+    assert weights["fp32"] == 2 * 4 * 192 * 64 * 4  # layers, experts, rows, columns, bytes
+    assert [weights["fp32"] * bits // 32 for bits in sizes.values()] == list(weights.values())
+
+
+def _bytes_of(bundle: Path, kind: str) -> int:
+    graph = ir.load(bundle / GRAPH_NAME).graph
+    return sum(
+        value.const_value.nbytes
+        for name, value in graph.initializers.items()
+        if name.endswith(kind) and value.const_value is not None
+    )
