@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ortolan_runtime.bundle import Bundle, Manifest
 from ortolan_runtime.errors import InvalidParameter
+from ortolan_runtime.stepper import Statistics
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
 from ortolan_server import openapi
@@ -28,6 +29,8 @@ from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import served_dialects
 from ortolan_server.edge import Errors, RequestIds
 from ortolan_server.kinds import Facts
+from ortolan_server.metrics import Measured, Metrics, MetricsRoute
+from ortolan_server.observation import Observer
 from ortolan_server.prompts import Limits
 from ortolan_server.routes import (
     HealthRoutes,
@@ -54,6 +57,9 @@ class ServedEngine(SequenceEngine, Protocol):
     def is_alive(self) -> bool:
         """Return whether the step thread runs."""
 
+    def statistics(self) -> Statistics:
+        """Return counters and gauges, as of the last step."""
+
 
 @dataclass(slots=True)
 class Lifecycle:
@@ -66,9 +72,10 @@ class Lifecycle:
 class Application:
     """The ASGI application, with what its host needs to end it."""
 
-    def __init__(self, app: ASGIApp, bridge: EngineBridge, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, service: Service, lifecycle: Lifecycle) -> None:
         self._app = app
-        self.bridge = bridge
+        self.bridge = service.bridge
+        self.observer = service.observer
         self.lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,8 +92,8 @@ class Application:
 def create_app(engine: ServedEngine, settings: ServerSettings) -> Application:
     """Return the application; call on the event loop that will run it. Raises InvalidParameter."""
     lifecycle = Lifecycle()
-    bridge = EngineBridge(engine, asyncio.get_running_loop())
-    service = _service(engine, settings, bridge, lifecycle)
+    metrics = Metrics(engine.statistics, lambda: lifecycle.in_flight)
+    service = _service(engine, settings, metrics, lifecycle)
     dialects = served_dialects(settings.v1_dialect)
     routes = [
         *_dialect_routes(dialects, service),
@@ -94,17 +101,24 @@ def create_app(engine: ServedEngine, settings: ServerSettings) -> Application:
         *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
         *_health_routes(HealthRoutes(lambda: engine.is_alive, lambda: lifecycle.is_draining)),
         *_both("/version", Route(version), "GET"),
+        *_both("/metrics", MetricsRoute(metrics), "GET"),
     ]
     router = Router(routes, redirect_slashes=False)
-    return Application(_layers(router, dialects, settings), bridge, lifecycle)
+    app = _layers(router, dialects, settings)
+    paths = [route.path for route in routes if isinstance(route, StarletteRoute)]
+    return Application(RequestIds(Measured(app, metrics, paths)), service, lifecycle)
 
 
 def _service(
-    engine: ServedEngine, settings: ServerSettings, bridge: EngineBridge, lifecycle: Lifecycle
+    engine: ServedEngine, settings: ServerSettings, metrics: Metrics, lifecycle: Lifecycle
 ) -> Service:
+    facts = _facts(engine, settings)
+    observer = Observer(facts.model, metrics.token_times)
+    observer.listen(metrics.count)
     return Service(
-        bridge=bridge,
-        facts=_facts(engine, settings),
+        bridge=EngineBridge(engine, asyncio.get_running_loop()),
+        observer=observer,
+        facts=facts,
         limits=Limits(
             choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
         ),
@@ -203,7 +217,7 @@ def _both(path: str, endpoint: ASGIApp, method: str) -> list[BaseRoute]:
 
 
 def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSettings) -> ASGIApp:
-    """Return ``app`` within the layers that every request passes, the outermost made last."""
+    """Return ``app`` within the layers that refuse and that answer for failures."""
     if settings.api_key is not None:
         app = Authentication(app, settings.api_key)
     app = Errors(_Raising(app), _dialect_of(dialects))
@@ -215,7 +229,7 @@ def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSetting
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-ortolan-seed", "x-ortolan-ignored", "retry-after"],
         )
-    return RequestIds(app)
+    return app
 
 
 class _Raising:

@@ -25,11 +25,24 @@ class SequenceEngine(Protocol):
         """End a sequence early; idempotent."""
 
 
+class Watcher(Protocol):
+    """Who is told everything about a request, what comes after its client has left included."""
+
+    def take(self, id: int, event: Event) -> None:
+        """Take one event of one sequence."""
+
+    def settle(self) -> None:
+        """Take note that every sequence has ended."""
+
+
 class Subscription:
     """The events of one request's sequences, by position in the request."""
 
-    def __init__(self, engine: SequenceEngine, ids: Sequence[int]) -> None:
+    def __init__(
+        self, engine: SequenceEngine, ids: Sequence[int], watcher: Watcher | None = None
+    ) -> None:
         self._engine = engine
+        self._watcher = watcher
         self._unfinished = set(ids)
         self._positions = {id: position for position, id in enumerate(ids)}
         self._events: list[tuple[int, Event]] = []
@@ -44,6 +57,10 @@ class Subscription:
         if not self.is_closed:
             self._events.append((self._positions[id], event))
             self._news.set()
+        if self._watcher is not None:
+            self._watcher.take(id, event)
+            if not self._unfinished:
+                self._watcher.settle()
 
     async def take(self, timeout_s: float | None = None) -> list[tuple[int, Event]]:
         """Return the (position, event) pairs since the last call; [] after ``timeout_s``.
@@ -89,11 +106,13 @@ class EngineBridge:
         self._by_id: dict[int, Subscription] = {}
         self._open: set[Subscription] = set()
 
-    def subscribe(self, requests: Sequence[GenerationRequest]) -> Subscription:
+    def subscribe(
+        self, requests: Sequence[GenerationRequest], watcher: Watcher | None = None
+    ) -> Subscription:
         """Submit all sequences of a request; call on the loop. Raises what ``submit_all`` does."""
         ids = self._engine.submit_all(requests, self)
         # Events cannot overtake this: they are handed out by a later callback of this loop.
-        subscription = Subscription(self._engine, ids)
+        subscription = Subscription(self._engine, ids, watcher)
         self._by_id |= dict.fromkeys(ids, subscription)
         self._open.add(subscription)
         return subscription

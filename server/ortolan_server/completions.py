@@ -25,6 +25,7 @@ from ortolan_server.edge import place_of
 from ortolan_server.errors import ApiError, from_runtime, internal, unavailable
 from ortolan_server.fields import FieldTable, nearest_name, read_values
 from ortolan_server.kinds import Facts
+from ortolan_server.observation import Observation, Observer
 from ortolan_server.prompts import (
     Limits,
     character_count,
@@ -54,6 +55,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """What every completion endpoint needs, made once when the server starts."""
 
     bridge: EngineBridge
+    observer: Observer
     facts: Facts
     limits: Limits
     fingerprint: str
@@ -76,12 +78,26 @@ class CompletionEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before anything is sent."""
+        observation = self._service.observer.begin(
+            request_id=request_id(scope),
+            key_id=scope["state"].get("key_id"),
+            dialect=self._dialect.name,
+        )
+        with observation.answering():
+            await self._answer(scope, receive, send, observation)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, observation: Observation
+    ) -> None:
         body = await read_json(scope, receive, self._service.max_body_bytes)
         request, ignored = self._read(body)
+        observation.is_stream = request.stream
         prompts = await self._prepare(request)
         frame = self._frame(request)
-        subscription = self._submit(request, prompts, frame)
-        reply = _Reply(self._dialect, self._service, frame, Candidates(request, prompts))
+        subscription = self._submit(request, prompts, frame, observation)
+        candidates = Candidates(request, prompts)
+        observation.usage = candidates.usage
+        reply = _Reply(self._dialect, self._service, frame, candidates, observation)
         try:
             async with watching(receive, subscription.close):
                 answer = reply.stream if request.stream else reply.whole
@@ -109,16 +125,22 @@ class CompletionEndpoint:
             raise from_runtime(error) from error
 
     def _submit(
-        self, request: CompletionRequest, prompts: list[PromptPart], frame: Frame
+        self,
+        request: CompletionRequest,
+        prompts: list[PromptPart],
+        frame: Frame,
+        observation: Observation,
     ) -> Subscription:
         service = self._service
         try:
             sequences = make_sequences(
                 request, prompts, seed=frame.seed, facts=service.facts, limits=service.limits
             )
-            return service.bridge.subscribe(sequences)
+            subscription = service.bridge.subscribe(sequences, observation)
         except OrtolanError as error:
             raise from_runtime(error) from error
+        observation.submitted()
+        return subscription
 
     def _frame(self, request: CompletionRequest) -> Frame:
         service = self._service
@@ -148,9 +170,15 @@ class _Reply:
     """One reply being made."""
 
     def __init__(
-        self, dialect: Dialect, service: Service, frame: Frame, candidates: Candidates
+        self,
+        dialect: Dialect,
+        service: Service,
+        frame: Frame,
+        candidates: Candidates,
+        observation: Observation,
     ) -> None:
         self._dialect = dialect
+        self._observation = observation
         self._renderer = dialect.renderer
         self._service = service
         self._frame = frame
@@ -173,6 +201,8 @@ class _Reply:
         else:
             document = await asyncio.to_thread(self._renderer.reply, self._frame, choices, usage)
         await send_json(send, document, headers=headers)
+        self._observation.delivered_tokens = usage.completion_tokens
+        self._observation.complete()
 
     async def stream(
         self, subscription: Subscription, send: Send, headers: Mapping[str, str], id: str
@@ -182,10 +212,14 @@ class _Reply:
         try:
             await self._send_pieces(subscription, send)
         except ApiError as error:
-            await end_stream(send, sse.event(self._dialect.error(error)))
+            await self._end_with(error, send)
         except Exception as exc:
             logger.error("request %s failed while streaming: %s", id, place_of(exc))
-            await end_stream(send, sse.event(self._dialect.error(internal(id))))
+            await self._end_with(internal(id), send)
+
+    async def _end_with(self, error: ApiError, send: Send) -> None:
+        self._observation.fail(error)
+        await end_stream(send, sse.event(self._dialect.error(error)))
 
     async def _send_pieces(self, subscription: Subscription, send: Send) -> None:
         while not self._candidates.have_ended:
@@ -195,9 +229,11 @@ class _Reply:
             chunks, error = self._chunks(events)
             if chunks or not events:
                 await send_part(send, sse.events(chunks) or sse.HEARTBEAT)
+            self._observation.delivered_tokens += sum(event.new_tokens for _, event in events)
             if error is not None:
                 raise error
         await end_stream(send, self._usage_event() + sse.DONE)
+        self._observation.complete()
 
     def _chunks(
         self, events: list[tuple[int, Event]]

@@ -52,13 +52,7 @@ class _Guarded(HttpToolsProtocol):
         self._disarm()
         self._forget_stall()
         super().connection_lost(exc)
-        # uvicorn tells only the request that was received last.
-        waiting = [cycle for cycle, _ in self.pipeline]
-        self.pipeline.clear()
-        for cycle in (self._running, *waiting):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        self._end_requests()  # uvicorn tells only the one that was received last
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -107,6 +101,15 @@ class _Guarded(HttpToolsProtocol):
         self._forget_stall()
         super().resume_writing()
 
+    def _end_requests(self) -> None:
+        """Tell every request that nobody reads its answer any more; what it sends is dropped."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in (self._running, *waiting):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
     def _forget_stall(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
@@ -147,6 +150,7 @@ class _Guarded(HttpToolsProtocol):
             f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
+        self._end_requests()
         self.transport.write(head.encode() + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()

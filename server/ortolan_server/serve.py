@@ -76,6 +76,7 @@ async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socke
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # its warnings are for every byte of nonsense that is sent
             access_log=False,
             server_header=False,
             timeout_keep_alive=int(settings.idle_timeout_s),
@@ -91,6 +92,7 @@ async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socke
         server.should_exit = True
         await serving
         ending.cancel()
+    app.observer.finish_all()
     return EXIT_ENGINE_DIED if host.has_engine_died else 0
 
 

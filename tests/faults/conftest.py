@@ -1,0 +1,43 @@
+"""Servers for the fault suite: real processes, a model that talks until it is stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripted import by_token, byte_level_tokenizer, readable, write_bundle
+from serving import Server, serving
+
+IMPATIENT = {"header_timeout_s": 0.5, "body_timeout_s": 0.5, "stalled_reader_timeout_s": 0.5}
+
+
+@pytest.fixture(scope="session")
+def babbling_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a bundle that never ends by itself, context 65,536: it talks for seconds."""
+    tokenizer = byte_level_tokenizer("hello", " world")
+    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
+    folder = tmp_path_factory.mktemp("babbling") / "babbling"
+    return write_bundle(
+        folder, tokenizer, token_table=table, context_length=1 << 16, name="babbling"
+    )
+
+
+@pytest.fixture(scope="session")
+def strict_edges(babbling_bundle: Path) -> Iterator[Server]:
+    """Give a server with small limits and little patience."""
+    with serving(
+        babbling_bundle, max_body_bytes=32 << 10, max_header_bytes=8 << 10, **IMPATIENT
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server(babbling_bundle: Path) -> Iterator[Server]:
+    """Give a server with two slots."""
+    with serving(babbling_bundle, options={"slots": 2, "queue_limit": 70}) as server:
+        yield server
