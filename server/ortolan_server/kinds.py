@@ -75,8 +75,8 @@ class Integer(msgspec.Struct, frozen=True, kw_only=True):
 
     def schema(self, facts: Facts) -> Schema:
         """Return the JSON Schema."""
-        lowest = min((self.minimum, *self.off))
-        return {"type": "integer", "minimum": lowest, "maximum": self.maximum}
+        within: Schema = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+        return {"anyOf": [within, {"enum": list(self.off)}]} if self.off else within
 
     def _requirement(self) -> str:
         words = f"must be an integer {_range(self.minimum, self.maximum)}"

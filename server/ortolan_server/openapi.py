@@ -27,6 +27,13 @@ _FAILURES: tuple[tuple[int, str | None], ...] = (
     (503, "unavailable"),
 )
 
+# Each event of a stream, as readers of OpenAPI see one.
+_EVENT: Schema = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]."}},
+    "required": ["data"],
+}
+
 
 def document(
     dialects: Iterable[Dialect],
@@ -67,7 +74,7 @@ def _success(dialect: Dialect) -> Schema:
         "headers": {"x-request-id": header, "x-ortolan-seed": header},
         "content": {
             "application/json": {"schema": dialect.renderer.reply_schema()},
-            "text/event-stream": {"schema": {"type": "string"}},
+            "text/event-stream": {"schema": _EVENT},
         },
     }
 

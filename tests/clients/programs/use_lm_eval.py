@@ -45,7 +45,7 @@ metric_list:
 """,
     "choice": """
 output_type: multiple_choice
-doc_to_choice: ["{{continuation}}", " zq,,"]
+doc_to_choice: choices
 doc_to_target: 0
 metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
@@ -83,7 +83,13 @@ def document(context):
     if encode(context + chosen) != ids or chosen.isspace():
         return None
     generated = text([encode(context)], stop=["\n"])
-    return {"context": context, "continuation": chosen, "generated": generated, "logprob": logprob}
+    return {
+        "context": context,
+        "continuation": chosen,
+        "choices": [chosen, " zq,,"],
+        "generated": generated,
+        "logprob": logprob,
+    }
 
 
 work = Path(tempfile.mkdtemp())

@@ -28,6 +28,12 @@ def before_call(context, case, kwargs):
         body["best_of"] = body["n"] if whole(body.get("n")) else 1
     if whole(body.get("min_tokens")) and body["min_tokens"] > 0:
         body["min_tokens"] = 0
+    if warm(body.get("temperature")) and warm(body.get("tempature")):
+        body["tempature"] = body["temperature"]
+    if isinstance(body.get("logit_bias"), dict) and case.path == "/openai/completions":
+        # Text that is one token is a key too, which no schema can tell from other text.
+        numbers = {key: value for key, value in body["logit_bias"].items() if key.isdigit()}
+        body["logit_bias"] = numbers
     if isinstance(body.get("prompt"), list):
         body["prompt"] = body["prompt"][:3]
     if body.get("stream_options") is not None and body.get("stream") in (None, False):
@@ -41,12 +47,17 @@ def lower(body, name, limit):
         body[name] = min(body[name], limit)
 
 
+def warm(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 2
+
+
 def whole(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
 """
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
-    "response_schema_conformance,unsupported_method,ignored_auth"
+    "response_schema_conformance,unsupported_method,ignored_auth,"
+    "negative_data_rejection,positive_data_acceptance"
 )
 
 work = Path(tempfile.mkdtemp())

@@ -1,0 +1,44 @@
+"""The published documents: made of the declarations, complete, and fit for tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortolan_server import openapi
+from ortolan_server.dialects.base import Dialect
+from ortolan_server.dialects.registry import DIALECTS
+from ortolan_server.kinds import Facts
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_a_document_has_every_field_and_every_status(dialect: Dialect, facts: Facts) -> None:
+    """Second's statuses are its own."""
+    document = openapi.document([dialect], facts, title="t", is_strict=False, has_key=True)
+    assert list(document["paths"]) == [dialect.path]
+    operation = document["paths"][dialect.path]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert list(schema["properties"]) == dialect.table(is_strict=False).names()
+    assert schema["additionalProperties"] is True
+    statuses = set(operation["responses"])
+    assert {"200", "400", "401", "429", "500"} <= statuses
+    assert ("404" in statuses) == (dialect.name != "second")
+    assert document["security"] == [{"bearer": []}]
+
+
+def test_a_strict_server_publishes_what_it_holds_to(facts: Facts) -> None:
+    """Narrower ranges, no more fields."""
+    openai = DIALECTS[0]
+    paths = openapi.document([openai], facts, title="t", is_strict=True, has_key=False)["paths"]
+    schema = paths[openai.path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["logprobs"]["maximum"] == 5
+
+
+def test_optional_fields_may_be_null_and_required_ones_may_not(facts: Facts) -> None:
+    """As the validator has it."""
+    table = DIALECTS[0].table(is_strict=False)
+    properties = table.schema(facts)["properties"]
+    assert properties["temperature"]["type"] == ["number", "null"]
+    assert {"type": "null"} in properties["stop"]["anyOf"]
+    assert {"type": "null"} not in properties["prompt"]["anyOf"]
+    assert properties["model"]["type"] == "string"
