@@ -1,4 +1,4 @@
-"""The command ``ortolan export``."""
+"""The commands ``ortolan export``, ``ortolan inspect`` and ``ortolan verify``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,50 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def inspect_main(argv: Sequence[str]) -> int:
+    """Print what a bundle is and needs; return 0, or 1 after one line on stderr."""
+    parser = _bundle_parser("inspect", "Show what a bundle is, what it holds and what it needs.")
+    arguments = parser.parse_args(argv)
+    try:
+        from ortolan_export.inspection import describe
+
+        print(describe(arguments.bundle))  # noqa: T201 - the command's own voice
+    except (OrtolanError, OSError) as exc:
+        return _fail(str(exc))
+    except ModuleNotFoundError as exc:
+        return _fail(f"inspecting needs the package {exc.name}: pip install 'ortolan[export]'")
+    return 0
+
+
+def verify_main(argv: Sequence[str]) -> int:
+    """Run a bundle's checks and print each; return 0 when all have passed, else 1."""
+    parser = _bundle_parser(
+        "verify",
+        "Check a bundle's digests, its golden prompts, and that no row or chunk feels another.",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        return _verify(arguments.bundle)
+    except (OrtolanError, OSError) as exc:
+        return _fail(str(exc))
+    except ModuleNotFoundError as exc:
+        return _fail(f"verifying needs the package {exc.name}: pip install 'ortolan[export,cpu]'")
+    except KeyboardInterrupt:
+        return _fail("interrupted")
+
+
+def _verify(bundle: Path) -> int:
+    from ortolan_export.checking import check_bundle
+
+    failed = 0
+    with progress_bar() as report:
+        for check in check_bundle(bundle, report or _say_nothing):
+            verdict = "ok" if check.has_passed else "FAILED"
+            print(f"{verdict:<7} {check.name}: {check.finding}")  # noqa: T201 - its own voice
+            failed += not check.has_passed
+    return 1 if failed else 0
+
+
 def _export(arguments: argparse.Namespace) -> Manifest:
     # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
     from ortolan_export.native import export
@@ -54,6 +98,16 @@ def _export(arguments: argparse.Namespace) -> Manifest:
 def _fail(message: str) -> int:
     print(f"ortolan: error: {message}", file=sys.stderr)  # noqa: T201 - the command's own voice
     return 1
+
+
+def _say_nothing(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _bundle_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"ortolan {command}", description=description)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle's folder")
+    return parser
 
 
 def _parser() -> argparse.ArgumentParser:
