@@ -162,6 +162,8 @@ class _Host:
         if self._app.lifecycle.in_flight:
             self._app.bridge.fail_all(unavailable("the server is shutting down"))
             await self._wait_until_idle(_LAST_WORDS_S)
+        # What is left has not sent its body yet, or does not read: nobody waits for that twice.
+        self._server.force_exit = self._app.lifecycle.in_flight > 0
 
     async def _wait_until_idle(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted import by_token, byte_level_tokenizer, readable, write_bundle
 from serving import Server, serving

@@ -1,0 +1,69 @@
+"""More than the server can take: what does not fit is told so at once, what fits is served."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from figures import running
+from serving import Server, wait_until
+from sockets import completion, connect, exchange, read_answer, request
+
+HEALTH_WITHIN_S = 0.25
+
+
+def test_what_is_beyond_the_queue_is_a_429_at_once(server: Server) -> None:
+    """With the time after which to try again; the others do not notice."""
+    with connect(server) as holder:
+        holder.sendall(completion(n=72, max_tokens=60_000))
+        wait_until(lambda: running(server) == 72)
+        started = time.monotonic()
+        answer = exchange(server, completion())
+        assert time.monotonic() - started < 0.5
+        assert answer is not None
+        assert answer.status == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.error["code"] == "overloaded"
+    wait_until(lambda: running(server) == 0)
+
+
+def test_sixty_four_streams_are_held_while_health_answers(server: Server) -> None:
+    """On two slots; every stream has its end."""
+    raw = completion(stream=True, max_tokens=100)
+    connections = [connect(server) for _ in range(64)]
+    with ThreadPoolExecutor(64) as pool:
+        for connection in connections:
+            connection.sendall(raw)
+        answers = [pool.submit(read_answer, connection) for connection in connections]
+        times = []
+        while not all(answer.done() for answer in answers):
+            times.append(_health_time(server))
+        bodies = [answer.result() for answer in answers]
+    for connection in connections:
+        connection.close()
+    assert all(body is not None and body.body.endswith(b"data: [DONE]\n\n") for body in bodies)
+    assert len(times) > 5
+    # The machine itself may be busy: one in twenty may be late.
+    assert sorted(times)[int(len(times) * 0.95)] < HEALTH_WITHIN_S
+
+
+def test_a_million_ids_do_not_hold_up_health(strict_edges: Server, server: Server) -> None:
+    """The largest body that is admitted, refused for its length."""
+    body = {"model": "babbling", "prompt": [1] * 300_000}
+    raw = request(body=json.dumps(body).encode())
+    with connect(server) as connection, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: (connection.sendall(raw), read_answer(connection))[1])
+        times = [_health_time(server) for _ in range(10)]
+        found = answer.result()
+    assert found is not None
+    assert found.status == 400
+    assert sorted(times)[-2] < HEALTH_WITHIN_S
+
+
+def _health_time(server: Server) -> float:
+    started = time.monotonic()
+    answer = exchange(server, request("GET", "/health"))
+    assert answer is not None
+    assert answer.status == 200
+    return time.monotonic() - started
