@@ -57,31 +57,47 @@ def make_sequences(
 ) -> list[GenerationRequest]:
     """Return one sequence per candidate, prompt by prompt. Raises ApiError."""
     bad_words = _bad_words(request, facts.tokenizer)
-    sequences = []
-    for index, prompt in enumerate(prompts):
-        max_tokens = _max_tokens(request, len(prompt.ids), facts, limits)
-        for candidate in range(request.best_of):
-            choice = index * request.best_of + candidate
-            sampling = _sampling(request, seed=seed, choice=choice, bad_words=bad_words)
+    return [
+        _sequence(
+            request,
+            prompt,
+            sampling=_sampling(
+                request,
+                seed=seed,
+                choice=index * request.best_of + candidate,
+                bad_words=bad_words,
+            ),
+            max_tokens=_max_tokens(request, len(prompt.ids), facts, limits),
             # A prompt is scored once; only a stream needs the scores with each of its choices.
-            is_scored = candidate == 0 or request.stream
-            sequences.append(
-                GenerationRequest(
-                    prompt=prompt.ids,
-                    sampling=sampling,
-                    max_tokens=max_tokens,
-                    min_tokens=request.min_tokens,
-                    stop=request.stop,
-                    include_stop_in_output=request.include_stop,
-                    stop_token_ids=request.stop_token_ids,
-                    ignore_eos=request.ignore_eos,
-                    logprobs=_logprobs(request),
-                    prompt_logprobs=_prompt_logprobs(request) if is_scored else None,
-                    skip_special_tokens=request.skip_special_tokens,
-                    cache_salt=request.cache_salt,
-                )
-            )
-    return sequences
+            is_scored=candidate == 0 or request.stream,
+        )
+        for index, prompt in enumerate(prompts)
+        for candidate in range(request.best_of)
+    ]
+
+
+def _sequence(
+    request: CompletionRequest,
+    prompt: PromptPart,
+    *,
+    sampling: SamplingParams,
+    max_tokens: int,
+    is_scored: bool,
+) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=prompt.ids,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        stop=request.stop,
+        include_stop_in_output=request.include_stop,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        logprobs=_logprobs(request),
+        prompt_logprobs=_prompt_logprobs(request) if is_scored else None,
+        skip_special_tokens=request.skip_special_tokens,
+        cache_salt=request.cache_salt,
+    )
 
 
 def _prompt_part(
