@@ -87,7 +87,7 @@ def test_echoed_scores_are_those_of_a_request_for_the_prefix(glass: Server) -> N
 def test_logprobs_0_gives_the_sampled_token_and_null_gives_nothing(
     plain: Server, strict: Server
 ) -> None:
-    """A-LP-01; a map of the sampled token alone, as contract.md decides."""
+    """A-LP-01; a map of the sampled token alone, as docs/api.md says."""
     prompt = "Say goodbye in Italian:"
     for none in (None, ...):
         assert plain.complete(prompt, logprobs=none)["choices"][0]["logprobs"] is None

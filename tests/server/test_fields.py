@@ -119,7 +119,7 @@ def by_name(name: str) -> Dialect:
 
 
 def test_defaults_differ_between_dialects_as_their_documents_say(facts: Facts) -> None:
-    """The table of contract.md, in brief."""
+    """The tables of docs/api.md, in brief."""
     openai, tokensmind, second, together = (
         made(by_name(name), facts) for name in ("openai", "tokensmind", "second", "together")
     )
