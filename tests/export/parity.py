@@ -27,7 +27,10 @@ Comparison = tuple[Any, Any, Any]  # logits, log-sum-exp, and the logits expecte
 
 
 class Reference:
-    """What transformers computes, in float32 and by its plainest code, for three sequences."""
+    """What transformers computes, in float32 and by its plainest code, for three sequences.
+
+    ``checkpoint`` is a Hugging Face directory or a GGUF file.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         rng = np.random.default_rng(1)
@@ -99,8 +102,12 @@ def _transformers_logits(checkpoint: Path, sequences: list[list[int]]) -> list[A
         import torch
         from transformers import AutoModelForCausalLM
 
+        is_gguf = checkpoint.is_file()
         model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="eager"
+            checkpoint.parent if is_gguf else checkpoint,
+            gguf_file=checkpoint.name if is_gguf else None,
+            dtype=torch.float32,
+            attn_implementation="eager",
         ).eval()
         torch.set_num_threads(1)  # tiny products gain nothing from more
         with torch.no_grad():
