@@ -105,7 +105,12 @@ def _say_nothing(stage: str, done: int, total: int) -> None:
 
 
 def _bundle_parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"ortolan {command}", description=description)
+    parser = argparse.ArgumentParser(
+        prog=f"ortolan {command}",
+        description=description,
+        epilog=f"examples:\n  ortolan {command} ./smollm2\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle's folder")
     return parser
 

@@ -35,6 +35,7 @@ ortolan serves text completions from your own machine.
   ortolan export SOURCE OUT          make a bundle from a Hugging Face directory or a GGUF file
   ortolan serve OUT                  serve that bundle
   ortolan bench OUT                  measure it on this machine
+  ortolan inspect OUT                show what it is; `verify` checks that it still is that
 
 `ortolan COMMAND --help` shows every option.
 """
@@ -55,6 +56,12 @@ examples:
   ortolan bench ./my-bundle
   ortolan bench ./my-bundle --batches 1,16 --temperature 0.8 --top-p 0.9 --json
 """
+# These are ortolan_export's, which parses their arguments itself.
+_EXPORTER_COMMANDS = {
+    "export": "make a bundle from a model's weights",
+    "inspect": "show what a bundle is",
+    "verify": "check that a bundle is what it was",
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -63,8 +70,8 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         sys.stdout.write(_WELCOME)
         return 0
-    if argv[0] == "export":
-        return _export(argv[1:])
+    if argv[0] in _EXPORTER_COMMANDS:
+        return _run_exporter(argv[0], argv[1:])
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -97,12 +104,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _export(argv: Sequence[str]) -> int:
+def _run_exporter(command: str, argv: Sequence[str]) -> int:
     try:
-        from ortolan_export.cli import main as export_main
+        from ortolan_export import cli as exporter
     except ModuleNotFoundError as exc:
-        return _fail(f"export needs {exc.name}; install it with `pip install 'ortolan[export]'`")
-    return export_main(argv)
+        return _fail(f"{command} needs {exc.name}; install it with `pip install 'ortolan[export]'`")
+    mains = {"inspect": exporter.inspect_main, "verify": exporter.verify_main}
+    return mains.get(command, exporter.main)(argv)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -217,7 +225,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_complete(commands)
     _add_bench(commands)
-    commands.add_parser("export", help="make a bundle from a model's weights", add_help=False)
+    for name, summary in _EXPORTER_COMMANDS.items():
+        commands.add_parser(name, help=summary, add_help=False)
     return parser
 
 

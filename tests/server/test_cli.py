@@ -54,7 +54,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"ortolan {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "complete", "export"])
+@pytest.mark.parametrize("command", ["serve", "complete", "bench", "export", "inspect", "verify"])
 def test_every_command_has_examples_in_its_help(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
