@@ -67,7 +67,7 @@ class Attention:
     def output(self, layer: int, attended: ir.Value) -> ir.Value:
         """Emit the linear layer that writes attention's result to the residual stream."""
         module = self.decoder.module(layer, self.decoder.names.attention_output)
-        return self.linears.linear(module, self.linears.operand(attended), [module])
+        return self.linears.linear(module, attended, [module])
 
     def _attributes(self, layer: int) -> dict[str, int | float]:
         decoder = self.decoder
@@ -87,7 +87,7 @@ class Attention:
         """Return Q packed with K and V, or the three apart where Q and K have norms."""
         decoder, names, norms = self.decoder, self.decoder.names, self.norms
         modules = [decoder.module(layer, n) for n in (names.query, names.key, names.value)]
-        packed = self.linears.linear(decoder.module(layer, "qkv"), self.linears.operand(x), modules)
+        packed = self.linears.linear(decoder.module(layer, "qkv"), x, modules)
         if decoder.architecture.qk_norm == "none":
             return packed, None, None
         heads = (decoder.heads, decoder.kv_heads, decoder.kv_heads)

@@ -52,7 +52,8 @@ class Blocks:
         """Emit the residual stream's beginning: tokens, scaled, and learned positions."""
         names, decoder = self.decoder.names, self.decoder
         look_up = self.linears.tied_embedding if decoder.is_tied else self.linears.embedding
-        x = self._scaled(look_up(names.embedding, inputs.token_ids), decoder.scales.embedding)
+        rows = self._turned(names.embedding, look_up(names.embedding, inputs.token_ids))
+        x = self._scaled(rows, decoder.scales.embedding)
         if names.positions is None:
             return x
         name = f"{names.positions}.weight"
@@ -63,7 +64,7 @@ class Blocks:
         """Emit the logits of ``x`` and the log-sum-exp of each of their rows."""
         graph, names, scales = self.graph, self.decoder.names, self.decoder.scales
         # Logits are linear in x, which is much smaller.
-        x = self._turned(self._scaled(x, scales.logits))
+        x = self._turned(names.last_norm, self._scaled(x, scales.logits))
         x = graph.op("Reshape", x, graph.constant([-1, self.decoder.hidden_size], np.int64))
         if self.decoder.is_tied:
             logits = self.linears.tied_head(names.embedding, x)
@@ -160,9 +161,9 @@ class Blocks:
         steps = graph.op("Range", zero, graph.op("Squeeze", count), one)
         return graph.op("Add", graph.op("Unsqueeze", first, graph.constant([1], np.int64)), steps)
 
-    def _turned(self, x: ir.Value) -> ir.Value:
-        """Emit the matrix that a rotation leaves before a tied head, if any."""
-        name = turn_name(self.decoder)
+    def _turned(self, module: str, x: ir.Value) -> ir.Value:
+        """Emit the matrix that a rotation leaves behind ``module``, if any."""
+        name = turn_name(module)
         if name not in self.tensors.shapes:
             return x
         return self.graph.op("MatMul", x, self.graph.tensor(name, self.tensors.read(name)))

@@ -20,7 +20,7 @@ from ortolan_export.fourbits import (
     side_by_side,
 )
 from ortolan_export.graph import MICROSOFT, GraphBuilder
-from ortolan_export.quantize import ExpertBits, Int8Linears, Operand, add_bias
+from ortolan_export.quantize import ExpertBits, Int8Linears, add_bias
 from ortolan_export.source import Tensors
 
 
@@ -37,15 +37,10 @@ class Int4Linears:
         self._outer = Int8Linears(graph, tensors)
         self._with_sums: dict[str | None, ir.Value] = {}
 
-    def operand(self, x: ir.Value) -> Operand:
-        """Return ``x`` itself: the operator quantises it."""
-        return Operand(x)
-
-    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+    def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
         """Return the product with the packed weights, with the bias added after."""
         weight = side_by_side([read_four_bits(self._tensors, module) for module in modules])
         columns = self._tensors.shapes[f"{modules[0]}.weight"][1]
-        x = operand.values
         if weight.has_rests:
             x, weight = self._beside_sums(x, columns), _beside_rests(weight)
             columns += columns // BLOCK

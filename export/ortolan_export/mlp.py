@@ -25,18 +25,18 @@ class MLP:
         names, linears = self.decoder.names, self.linears
         inner = self._plain(layer, x) if names.gate is None else self._gated(layer, names.gate, x)
         down = self.decoder.module(layer, names.down)
-        return linears.linear(down, linears.operand(inner), [down])
+        return linears.linear(down, inner, [down])
 
     def _plain(self, layer: int, x: ir.Value) -> ir.Value:
         up = self.decoder.module(layer, self.decoder.names.up)
-        return self._activated(self.linears.linear(up, self.linears.operand(x), [up]))
+        return self._activated(self.linears.linear(up, x, [up]))
 
     def _gated(self, layer: int, gate_name: str, x: ir.Value) -> ir.Value:
         """Emit gate and up layers packed into one, and their product."""
         decoder, graph = self.decoder, self.graph
         modules = [decoder.module(layer, name) for name in (gate_name, decoder.names.up)]
         name = decoder.module(layer, "gate_up")
-        packed = self.linears.linear(name, self.linears.operand(x), modules)
+        packed = self.linears.linear(name, x, modules)
         gated, raised = graph.op_with(2, "Split", packed, axis=-1, num_outputs=2)
         return graph.op("Mul", self._activated(gated), raised)
 

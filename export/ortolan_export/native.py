@@ -6,14 +6,16 @@ import math
 from pathlib import Path
 
 import msgspec
+from tokenizers import Tokenizer
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
 from ortolan_export.attention import NAMES
+from ortolan_export.calibration import TEXT
 from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
 from ortolan_export.errors import SourceError
 from ortolan_export.gguf import GGUFCheckpoint
-from ortolan_export.precisions import Storage, write_graphs
+from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.source import (
     AccuracyLevel,
     CheckedTensors,
@@ -63,12 +65,20 @@ def export(
     checkpoint = open_checkpoint(source)
     decoder = plan_decoder(checkpoint, context_length)
     texts = checkpoint.texts()
-    prompts = _golden_prompts(texts, decoder)
+    tokenizer = _tokenizer(texts, decoder)
+    prompts = _golden_prompts(tokenizer, decoder)
     stored = Storage(precision=precision, int4_accuracy_level=int4_accuracy_level)
+    manifest = _describe(decoder, texts, stored, name or checkpoint.name)
+    prepared = Source(
+        open=lambda stage: _counted(checkpoint, say, stage),
+        decoder=decoder,
+        manifest=manifest,
+        calibration=tokenizer.encode(TEXT).ids,
+        report=say,
+    )
     with new_folder(out) as folder:
-        write_graphs(folder, _counted(checkpoint, say), decoder, stored)
+        write_graphs(folder, prepared, stored)
         _write_texts(folder, texts)
-        manifest = _describe(decoder, texts, stored, name or checkpoint.name)
         manifest = msgspec.structs.replace(manifest, source_digest=_digest(checkpoint, say))
         return write_manifest(folder, _verified(folder, manifest, prompts, say))
 
@@ -82,14 +92,14 @@ def open_checkpoint(source: Path) -> Checkpoint:
     raise SourceError(f"no model at {source}: give a Hugging Face directory or a GGUF file")
 
 
-def _counted(checkpoint: Checkpoint, say: Report) -> Tensors:
+def _counted(checkpoint: Checkpoint, say: Report, stage: str) -> Tensors:
     """Return the checkpoint's tensors, checked and reported as they are read."""
     done, total = 0, sum(math.prod(shape) for shape in checkpoint.shapes.values())
 
     def count(elements: int) -> None:
         nonlocal done
         done += elements
-        say("writing weights", min(done, total), total)
+        say(stage, min(done, total), total)
 
     return CheckedTensors(checkpoint, count)
 
@@ -122,8 +132,8 @@ def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Man
     )
 
 
-def _golden_prompts(texts: Texts, decoder: Decoder) -> list[list[int]]:
-    """Return short prompts of at least 2 tokens. Raises SourceError for a tokenizer too large."""
+def _tokenizer(texts: Texts, decoder: Decoder) -> Tokenizer:
+    """Return the tokenizer. Raises SourceError for one too large for the model."""
     tokenizer = load_tokenizer(texts.tokenizer, TOKENIZER_NAME)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= decoder.vocab_size:
@@ -131,6 +141,11 @@ def _golden_prompts(texts: Texts, decoder: Decoder) -> list[list[int]]:
             f"the tokenizer's largest id must be < {decoder.vocab_size}, the model's vocabulary, "
             f"got {largest}; the tokenizer belongs to another model"
         )
+    return tokenizer
+
+
+def _golden_prompts(tokenizer: Tokenizer, decoder: Decoder) -> list[list[int]]:
+    """Return short prompts of at least 2 tokens."""
     room = max(2, decoder.context_length // 2)
     prompts = [tokenizer.encode(text).ids[:room] for text in _GOLDEN_TEXTS]
     return [ids if len(ids) >= 2 else [0, 0] for ids in prompts]

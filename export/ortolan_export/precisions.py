@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import msgspec
 
 from ortolan_export.architectures.arrangement import ArrangedTensors
 from ortolan_export.architectures.family import Decoder
+from ortolan_export.balance import Activity, BalancedTensors
 from ortolan_export.blocks import Blocks
+from ortolan_export.calibration import measure_activity
 from ortolan_export.graph import GraphBuilder
 from ortolan_export.int4 import Int4Linears
 from ortolan_export.quantize import Float32Linears, Int8Linears, Linears
-from ortolan_export.source import AccuracyLevel, NativePrecision, Tensors
+from ortolan_export.rotation import Prepared, flatten_activations
+from ortolan_export.source import AccuracyLevel, NativePrecision, Report, Tensors
 from ortolan_export.weightfile import WeightFile
-from ortolan_runtime.bundle import GRAPH_NAME, PREFILL_GRAPH_NAME, WEIGHTS_NAME
+from ortolan_runtime.bundle import GRAPH_NAME, PREFILL_GRAPH_NAME, WEIGHTS_NAME, Manifest
 
 MakeLinears = Callable[[GraphBuilder, Tensors], Linears]
 
@@ -33,32 +37,84 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
         return self.precision in ("int4", "int8+int4")
 
     @property
+    def has_int8(self) -> bool:
+        """Return whether the layers of any graph are in int8."""
+        return self.precision in ("int8", "int8+int4")
+
+    @property
     def prefill_graph(self) -> str | None:
         """Return the name of the graph that computes prompts alone, None where one does all."""
         return PREFILL_GRAPH_NAME if self.precision == "int8+int4" else None
 
 
-def write_graphs(folder: Path, tensors: Tensors, decoder: Decoder, stored: Storage) -> None:
-    """Write the graphs and their weights into ``folder``, from a checkpoint's own tensors.
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint with all that the int8 precisions ask of it.
+
+    ``open`` gives the checkpoint's own tensors, reporting under the name of a stage; ``manifest``
+    tells the size of the KV cache; ``calibration`` are the token ids of a text of many kinds.
+    """
+
+    open: Callable[[str], Tensors]
+    decoder: Decoder
+    manifest: Manifest
+    calibration: Sequence[int]
+    report: Report
+
+
+def write_graphs(folder: Path, source: Source, stored: Storage) -> None:
+    """Write the graphs and their weights into ``folder``.
 
     int8+int4 makes two graphs over one KV cache: model.onnx decodes by 4-bit layers, prefill.onnx
-    computes prompts by int8 layers. Embedding, head, norms and rotary tables are stored once.
+    computes prompts by int8 layers. Embedding, head and rotary tables are stored once.
     """
-    arranged = ArrangedTensors(tensors, decoder)
+    activity = _activity(folder, source, stored)
+    arranged = ArrangedTensors(source.open("writing weights"), source.decoder)
     with WeightFile(folder / WEIGHTS_NAME) as weights:
-        for name, make in _graphs(stored):
-            graph = GraphBuilder(weights)
-            Blocks(graph, make(graph, arranged), arranged, decoder).build()
-            graph.save(folder / name)
+        if stored.precision == "fp32":
+            _write(folder / GRAPH_NAME, weights, source.decoder, arranged, Float32Linears)
+        if stored.has_int4:
+            make: MakeLinears = partial(Int4Linears, accuracy_level=stored.int4_accuracy_level)
+            _write(folder / GRAPH_NAME, weights, source.decoder, arranged, make)
+        if stored.has_int8:
+            name = stored.prefill_graph or GRAPH_NAME
+            prepared = _flattened(arranged, source, stored)
+            balanced = BalancedTensors(prepared.tensors, source.decoder, activity)
+            make = partial(Int8Linears, flat=prepared.flat)
+            _write(folder / name, weights, source.decoder, balanced, make)
 
 
-def _graphs(stored: Storage) -> Iterator[tuple[str, MakeLinears]]:
-    """Give the name of each graph, and what its linear layers are made by."""
-    if stored.precision == "fp32":
-        yield GRAPH_NAME, Float32Linears
-    if stored.has_int4:
-        yield GRAPH_NAME, partial(Int4Linears, accuracy_level=stored.int4_accuracy_level)
-    if stored.precision == "int8":
-        yield GRAPH_NAME, Int8Linears
-    if stored.prefill_graph is not None:
-        yield stored.prefill_graph, Int8Linears
+def _flattened(tensors: Tensors, source: Source, stored: Storage) -> Prepared:
+    is_shared = stored.prefill_graph is not None
+    return flatten_activations(tensors, source.decoder, is_shared=is_shared)
+
+
+def _activity(folder: Path, source: Source, stored: Storage) -> Activity:
+    """Return the activities to balance by, measured on a graph that is written for nothing else."""
+    if not stored.has_int8:
+        return {}
+    decoder = source.decoder
+    arranged = ArrangedTensors(source.open("preparing"), decoder)
+    place = folder / "calibration"
+    try:
+        activity = measure_activity(
+            place,
+            _flattened(arranged, source, stored),
+            decoder,
+            manifest=msgspec.structs.replace(source.manifest, prefill_graph=None),
+            token_ids=source.calibration,
+            report=source.report,
+        )
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if stored.prefill_graph is None:
+        return activity
+    values = {decoder.module(i, decoder.names.attention_output) for i in range(decoder.layers)}
+    return {module: measured for module, measured in activity.items() if module not in values}
+
+
+def _write(
+    path: Path, weights: WeightFile, decoder: Decoder, tensors: Tensors, make: MakeLinears
+) -> None:
+    graph = GraphBuilder(weights)
+    Blocks(graph, make(graph, tensors), tensors, decoder).build()
+    graph.save(path)

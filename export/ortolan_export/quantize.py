@@ -2,13 +2,13 @@
 
 int8: weights carry one scale per output channel and activations one per row, found at run time.
 The product is a sum of integers, which does not depend on order, so a row's result has the same
-bits in any batch. Weights stay within 7 bits: on CPUs without VNNI the u8 x s8 kernel adds pairs of
-products in 16 bits, and 255 * 63 * 2 < 32768 cannot saturate there.
+bits in any batch. On CPUs without VNNI the u8 x s8 kernel adds pairs of products in 16 bits, which
+the ranges of both must leave room for: ``Limits``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from ortolan_export.graph import MICROSOFT, GraphBuilder
 from ortolan_export.source import Float32, Tensors, row_slices
 
-WEIGHT_LIMIT = 63
 _LOOKUP_LIMIT = 127  # a table that is only looked up meets no integer product
-_ACTIVATION_LIMIT = 127
-_ACTIVATION_ZERO = 128
 _SMALLEST_SCALE = 1e-30  # a row of zeros, or nearly, would divide by zero
 _BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
@@ -30,11 +27,23 @@ Int8 = NDArray[np.int8]
 ExpertBits = Literal[4, 8, 32]
 
 
-class Operand(msgspec.Struct, frozen=True):
-    """The input of linear layers: its values, and for int8 the scale of each row."""
+class Limits(msgspec.Struct, frozen=True):
+    """The largest whole numbers of activations and weights; both go as far down as up.
 
-    values: ir.Value
-    row_scale: ir.Value | None = None
+    Activations are stored with their limit added, so that a pair of products is at most
+    ``2 * (2 * activation) * weight``, which must fit into 16 bits.
+    """
+
+    activation: int
+    weight: int
+
+    def __post_init__(self) -> None:
+        assert 4 * self.activation * self.weight < 1 << 15
+
+
+# Activations with outliers need the finer steps; where they are as flat as weights, both the same.
+UNEVEN = Limits(127, 64)
+FLAT = Limits(90, 91)
 
 
 class Linears(Protocol):
@@ -44,11 +53,8 @@ class Linears(Protocol):
     def expert_bits(self) -> ExpertBits:
         """Return in how many bits the weights of experts are kept."""
 
-    def operand(self, x: ir.Value) -> Operand:
-        """Return ``x`` as the input of one or more linear layers."""
-
-    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
-        """Return the outputs of ``modules``, which share an input, packed side by side."""
+    def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
+        """Return the outputs of ``modules`` for ``x``, packed side by side."""
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of a table that ``token_ids`` name."""
@@ -73,16 +79,12 @@ class Float32Linears:
         self._tensors = tensors
         self._tables: dict[str, ir.Value] = {}
 
-    def operand(self, x: ir.Value) -> Operand:
-        """Return ``x`` itself."""
-        return Operand(x)
-
-    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+    def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
         """Return ``x @ weight.T + bias`` for the packed weights."""
         rows, columns = _packed_shape(self._tensors, modules)
         parts = (part for module in modules for part in _row_slices(self._tensors, module))
         weight = self._graph.streamed(f"{name}.weight", np.float32, (rows, columns), parts)
-        return add_bias(self._graph, self._tensors, name, self._product(operand, weight), modules)
+        return add_bias(self._graph, self._tensors, name, self._product(x, weight), modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of the table."""
@@ -98,53 +100,48 @@ class Float32Linears:
 
     def head(self, module: str, x: ir.Value) -> ir.Value:
         """Return ``x @ weight.T + bias``."""
-        return self.linear(module, self.operand(x), [module])
+        return self.linear(module, x, [module])
 
     def tied_head(self, module: str, x: ir.Value) -> ir.Value:
         """Return ``x @ table.T``."""
-        return self._product(self.operand(x), self._tables[module])
+        return self._product(x, self._tables[module])
 
-    def _product(self, operand: Operand, weight: ir.Value) -> ir.Value:
-        return self._graph.op("FusedMatMul", operand.values, weight, domain=MICROSOFT, transB=1)
+    def _product(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        return self._graph.op("FusedMatMul", x, weight, domain=MICROSOFT, transB=1)
 
 
 class Int8Linears:
-    """Weights in 7 bits per output channel, activations in 8 bits per row."""
+    """Weights by output channel and activations by row, in 16 bits together.
+
+    ``flat`` are the modules whose inputs have no outliers.
+    """
 
     expert_bits: ExpertBits = 8
 
-    def __init__(self, graph: GraphBuilder, tensors: Tensors) -> None:
+    def __init__(
+        self, graph: GraphBuilder, tensors: Tensors, flat: Collection[str] = frozenset()
+    ) -> None:
         self._graph = graph
         self._tensors = tensors
+        self._flat = flat
         self._tables: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self._quantised: dict[tuple[str | None, int], tuple[ir.Value, ir.Value]] = {}
 
-    def operand(self, x: ir.Value) -> Operand:
-        """Quantise each row of ``x`` by its largest magnitude."""
-        graph = self._graph
-        largest = graph.op(
-            "ReduceMax", graph.op("Abs", x), graph.constant([-1], np.int64), keepdims=1
-        )
-        scale = graph.op("Mul", largest, graph.constant(1 / _ACTIVATION_LIMIT, np.float32))
-        scale = graph.op("Max", scale, graph.constant(_SMALLEST_SCALE, np.float32))
-        one = graph.constant(1, np.float32)
-        zero = graph.constant(_ACTIVATION_ZERO, np.uint8)
-        # The scale differs by row, which QuantizeLinear does not know: so divide first.
-        values = graph.op("QuantizeLinear", graph.op("Div", x, scale), one, zero)
-        return Operand(values, scale)
-
-    def linear(self, name: str, operand: Operand, modules: Sequence[str]) -> ir.Value:
+    def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
         """Return the rescaled integer product, with the bias added after."""
+        limits = self._limits(modules[0])
         rows, columns = _packed_shape(self._tensors, modules)
         weight = np.empty((columns, rows), np.int8)
         scales = np.empty(rows, np.float32)
         start = 0
         for part in (part for module in modules for part in _row_slices(self._tensors, module)):
             stop = start + len(part)
-            quantised, scales[start:stop] = quantize_rows(part, WEIGHT_LIMIT)
+            quantised, scales[start:stop] = quantize_rows(part, limits.weight)
             weight[:, start:stop] = quantised.T
             start = stop
         stored = self._graph.tensor(f"{name}.weight", weight)
-        product = self._product(operand, stored, self._graph.tensor(f"{name}.scale", scales))
+        scale = self._graph.tensor(f"{name}.scale", scales)
+        product = self._product(x, limits.activation, stored, scale)
         return add_bias(self._graph, self._tensors, name, product, modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
@@ -152,13 +149,13 @@ class Int8Linears:
         return self._lookup(self._table(module, _LOOKUP_LIMIT), token_ids)
 
     def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
-        """Return the rows of a table in the 7 bits that the head's product needs."""
-        self._tables[module] = self._table(module, WEIGHT_LIMIT)
+        """Return the rows of a table in the range that the head's product needs."""
+        self._tables[module] = self._table(module, self._limits(module).weight)
         return self._lookup(self._tables[module], token_ids)
 
     def head(self, module: str, x: ir.Value) -> ir.Value:
         """Return the logits by a layer like any other."""
-        return self.linear(module, self.operand(x), [module])
+        return self.linear(module, x, [module])
 
     def tied_head(self, module: str, x: ir.Value) -> ir.Value:
         """Return the logits by the embedding's own table.
@@ -168,7 +165,7 @@ class Int8Linears:
         """
         table, scales = self._tables[module]
         turned = self._graph.op("Transpose", table, perm=[1, 0])
-        return self._product(self.operand(x), turned, scales)
+        return self._product(x, self._limits(module).activation, turned, scales)
 
     def _lookup(self, stored: tuple[ir.Value, ir.Value], token_ids: ir.Value) -> ir.Value:
         graph = self._graph
@@ -192,18 +189,38 @@ class Int8Linears:
         scale = self._graph.tensor(f"{module}.scale", np.concatenate(scales))
         return table, scale
 
-    def _product(self, operand: Operand, weight: ir.Value, scales: ir.Value) -> ir.Value:
+    def _limits(self, module: str) -> Limits:
+        return FLAT if module in self._flat else UNEVEN
+
+    def _product(
+        self, x: ir.Value, activation_limit: int, weight: ir.Value, scales: ir.Value
+    ) -> ir.Value:
         graph = self._graph
+        values, row_scale = self._quantise(x, activation_limit)
         product = graph.op(
             "MatMulIntegerToFloat",
-            operand.values,
+            values,
             weight,
             graph.constant(1, np.float32),
             scales,
-            graph.constant(_ACTIVATION_ZERO, np.uint8),
+            graph.constant(activation_limit, np.uint8),
             domain=MICROSOFT,
         )
-        return graph.op("Mul", product, operand.row_scale)
+        return graph.op("Mul", product, row_scale)
+
+    def _quantise(self, x: ir.Value, limit: int) -> tuple[ir.Value, ir.Value]:
+        """Quantise each row of ``x`` by its largest magnitude; return values and scales."""
+        if (x.name, limit) not in self._quantised:
+            graph = self._graph
+            last = graph.constant([-1], np.int64)
+            largest = graph.op("ReduceMax", graph.op("Abs", x), last, keepdims=1)
+            scale = graph.op("Mul", largest, graph.constant(1 / limit, np.float32))
+            scale = graph.op("Max", scale, graph.constant(_SMALLEST_SCALE, np.float32))
+            one, zero = graph.constant(1, np.float32), graph.constant(limit, np.uint8)
+            # The scale differs by row, which QuantizeLinear does not know: so divide first.
+            values = graph.op("QuantizeLinear", graph.op("Div", x, scale), one, zero)
+            self._quantised[x.name, limit] = values, scale
+        return self._quantised[x.name, limit]
 
 
 def quantize_rows(matrix: Float32, limit: int) -> tuple[Int8, Float32]:

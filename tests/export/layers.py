@@ -54,7 +54,7 @@ def linear_layer(folder: Path, make: MakeLinears, tensors: Any, modules: list[st
         graph = GraphBuilder(weights)
         x = graph.input("x", ir.DataType.FLOAT, ["B", "S", columns])
         linears = make(graph, tensors)
-        product = linears.linear("layer", linears.operand(x), modules)
+        product = linears.linear("layer", x, modules)
         rows = sum(tensors.shapes[f"{module}.weight"][0] for module in modules)
         graph.output(product, "y", ir.DataType.FLOAT, ["B", "S", rows])
     graph.save(folder / "layer.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,26 @@ import numpy as np
 import pytest
 from layers import ArrayTensors, linear_layer, tied_layers
 
-from ortolan_export.quantize import Int8Linears, quantize_rows
+from ortolan_export.quantize import FLAT, UNEVEN, Int8Linears, Limits, quantize_rows
 from ortolan_export.verify import GraphRunner
 from ortolan_runtime.bundle import open_bundle
 
 
-def _linear(folder: Path, weight: Any, bias: Any | None = None) -> Any:
+def _linear(folder: Path, weight: Any, bias: Any | None = None, limits: Limits = UNEVEN) -> Any:
     """Return a function that runs one int8 linear layer on float32 ``[rows, width]``."""
     arrays = {"layer.weight": weight} | ({} if bias is None else {"layer.bias": bias})
-    layer = linear_layer(folder, Int8Linears, ArrayTensors(arrays), ["layer"])
+    make = partial(Int8Linears, flat={"layer"} if limits is FLAT else set())
+    layer = linear_layer(folder, make, ArrayTensors(arrays), ["layer"])
     return lambda values: layer(values[None])[0]
 
 
-def _exactly(x: Any, weight: Any) -> Any:
+def _exactly(x: Any, weight: Any, limits: Limits) -> Any:
     """Return what the layer must give, its sums in 64-bit integers."""
-    quantised, scales = quantize_rows(weight, 63)
+    quantised, scales = quantize_rows(weight, limits.weight)
     row_scales = np.abs(x).max(axis=1, keepdims=True)
-    activations = np.rint(x / row_scales * 127).astype(np.int64)
+    activations = np.rint(x / row_scales * limits.activation).astype(np.int64)
     sums = activations @ quantised.T.astype(np.int64)
-    return sums * scales.astype(np.float64) * (row_scales / 127)
+    return sums * scales.astype(np.float64) * (row_scales / limits.activation)
 
 
 def _adversarial_inputs(columns: int) -> Any:
@@ -40,16 +42,27 @@ def _adversarial_inputs(columns: int) -> Any:
     return np.stack(rows).astype(np.float32)
 
 
+@pytest.mark.parametrize("limits", [UNEVEN, FLAT])
 @pytest.mark.parametrize("columns", [32, 100, 1536])
-def test_products_at_the_limits_of_8_bits_do_not_saturate(tmp_path: Path, columns: int) -> None:
+def test_products_at_the_limits_do_not_saturate(
+    tmp_path: Path, columns: int, limits: Limits
+) -> None:
     inputs = _adversarial_inputs(columns)
     weight = np.concatenate([inputs[:4], 0.5 * inputs[:4]])
     for rows in (1, 2, 6):  # one row and many have different kernels
-        y = _linear(tmp_path, weight)(inputs[:rows])
-        np.testing.assert_allclose(y, _exactly(inputs[:rows], weight), rtol=1e-6)
+        y = _linear(tmp_path, weight, limits=limits)(inputs[:rows])
+        np.testing.assert_allclose(y, _exactly(inputs[:rows], weight, limits), rtol=1e-6)
 
 
-def test_weights_stay_within_7_bits() -> None:
+@pytest.mark.parametrize("limits", [UNEVEN, FLAT])
+def test_a_pair_of_products_fits_into_16_bits_on_any_cpu(limits: Limits) -> None:
+    """The adversarial test above proves nothing on a CPU with VNNI, whose sums have 32 bits."""
+    activations, weights = np.array([0, 2 * limits.activation]), np.array([-1, 1]) * limits.weight
+    pairs = np.add.outer(np.outer(activations, weights), np.outer(activations, weights))
+    assert np.abs(pairs).max() < 1 << 15
+
+
+def test_weights_stay_within_their_limit() -> None:
     quantised, scales = quantize_rows(np.array([[-126, 64, 0], [0, 0, 0]], np.float32), 63)
     assert quantised.tolist() == [[-63, 32, 0], [0, 0, 0]]
     assert scales.tolist() == [2.0, 1.0]

@@ -1,0 +1,130 @@
+"""Measures how active the channels between two layers are, on a text of many kinds.
+
+It runs on the int8 graph before ranges are shared: float32 would take four times the memory, and a
+channel's root mean square needs no precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortolan_export.architectures.family import Decoder
+from ortolan_export.balance import Activity, watched_modules
+from ortolan_export.blocks import Blocks
+from ortolan_export.graph import GraphBuilder
+from ortolan_export.quantize import Int8Linears
+from ortolan_export.rotation import Prepared
+from ortolan_export.source import Report
+from ortolan_export.verify import GraphRunner
+from ortolan_export.weightfile import WeightFile
+from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME, Manifest
+
+TEXT = """\
+The harbour was quiet when the last ferry came in. Two women with baskets stepped ashore, then a boy
+who carried a cage of pigeons, and nobody spoke until the ropes were tied. "You are late," said the
+clerk, without looking up from his ledger. "The tide was late," answered the captain, and laughed.
+
+# Installing
+1. Unpack the archive, then run `make install` as the user who will own the files.
+2. Set `CACHE_DIR` (default: /var/cache/app) and check that it can be written to.
+Note: versions before 3.2 ignored this setting.
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+Photosynthesis turns light into chemical energy: 6 CO2 + 6 H2O -> C6H12O6 + 6 O2. In 1905, Blackman
+showed that its rate is limited by the slowest of several factors, such as light or temperature.
+
+Question: A train leaves at 9:40 and arrives at 11:05. How long does the journey take?
+Answer: From 9:40 to 10:40 is one hour, and 25 minutes remain, so it takes 1 hour and 25 minutes.
+
+{"id": 4711, "name": "Müller, Anna", "tags": ["new", "vip"], "balance": -12.50, "active": true}
+SELECT city, COUNT(*) FROM orders WHERE total > 100 GROUP BY city ORDER BY 2 DESC;
+
+Le marché ouvre à huit heures; on y trouve du pain, des fruits et du fromage. Der Zug nach Berlin
+hat heute leider Verspätung. La biblioteca cierra los domingos. 今日はいい天気です。
+Привет, как дела?
+
+Dear Ms Okafor,
+thank you for your letter of 3 March. We regret that the parts you ordered ($1,249.00) are out of
+stock; they should arrive within ten days. Please let us know whether you would rather cancel.
+"""
+
+_LIMIT = 512  # tokens; more change the activities by less than a step of the scales
+_CHUNK = 128
+
+
+def measure_activity(
+    folder: Path,
+    prepared: Prepared,
+    decoder: Decoder,
+    *,
+    manifest: Manifest,
+    token_ids: Sequence[int],
+    report: Report,
+) -> Activity:
+    """Return the root mean square of each input of ``watched_modules``, float32 ``[in]``.
+
+    ``folder`` is made for the graph, which stays there. ``manifest`` tells the size of the KV
+    cache. ``report`` is told (stage, tokens done, tokens in all).
+    """
+    folder.mkdir()
+    with WeightFile(folder / WEIGHTS_NAME) as weights:
+        graph = GraphBuilder(weights)
+        linears = _WatchingLinears(graph, prepared, watched_modules(decoder))
+        Blocks(graph, linears, prepared.tensors, decoder).build()
+        graph.save(folder / GRAPH_NAME)
+    powers = dict.fromkeys(linears.outputs, np.zeros(1, np.float64))
+    runner = GraphRunner(folder, manifest, rows=1, length=_CHUNK)
+    done, total = 0, min(len(token_ids), _LIMIT)
+    for chunk in _chunks(token_ids[:total], min(_CHUNK, decoder.context_length)):
+        report("measuring activations", done, total)
+        seen = runner.observe([chunk], [0], range(len(chunk)), list(linears.outputs.values()))
+        for module, squares in zip(linears.outputs, seen, strict=True):
+            powers[module] = powers[module] + squares.astype(np.float64) * len(chunk)
+        done += len(chunk)
+    report("measuring activations", total, total)
+    return {module: _root(power / max(done, 1)) for module, power in powers.items()}
+
+
+class _WatchingLinears(Int8Linears):
+    """int8 layers that also give the mean square of each input of the modules watched."""
+
+    def __init__(self, graph: GraphBuilder, prepared: Prepared, modules: Sequence[str]) -> None:
+        super().__init__(graph, prepared.tensors, prepared.flat)
+        self._modules = modules
+        self.outputs: dict[str, str] = {}
+
+    def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
+        """Return the outputs of ``modules``, and declare one for their inputs' squares."""
+        if modules[0] in self._modules:
+            self._watch(modules[0], x)
+        return super().linear(name, x, modules)
+
+    def _watch(self, module: str, x: ir.Value) -> None:
+        axes = self._graph.constant([0, 1], np.int64)
+        squares = self._graph.op("ReduceMean", self._graph.op("Mul", x, x), axes, keepdims=0)
+        width = self._tensors.shapes[f"{module}.weight"][1]
+        self.outputs[module] = f"{module}.squares"
+        self._graph.output(squares, self.outputs[module], ir.DataType.FLOAT, [width])
+
+
+def _chunks(token_ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Give pieces of ``size`` tokens; one of a single token would be decoding, and is left out."""
+    for start in range(0, len(token_ids), size):
+        chunk = token_ids[start : start + size]
+        if len(chunk) > 1:
+            yield chunk
+
+
+def _root(power: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.sqrt(power).astype(np.float32)
