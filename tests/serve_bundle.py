@@ -11,7 +11,8 @@ import sys
 import msgspec
 
 from ortolan_runtime.engine import Engine, EngineOptions
-from ortolan_server.serve import listen, run_server
+from ortolan_server.listening import listen
+from ortolan_server.serve import run_server
 from ortolan_server.settings import ServerSettings
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-_LISTENING = re.compile(r"listening on (http://\S+)")
+_LISTENING = re.compile(r"listening on (https?://\S+|unix:\S+)")
 _START_S = 60.0
 _REQUEST_S = 60.0
 

@@ -21,17 +21,19 @@ from ortolan_runtime.stepper import Statistics
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
 from ortolan_server import openapi
-from ortolan_server.auth import Authentication
+from ortolan_server.auth import Authentication, OwnNames
 from ortolan_server.bridge import EngineBridge, SequenceEngine
 from ortolan_server.chat_template import ChatTemplate
 from ortolan_server.completions import CompletionEndpoint, Service
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import served_dialects
 from ortolan_server.edge import Errors, RequestIds
+from ortolan_server.keys import KeyRing, key_file
 from ortolan_server.kinds import Facts
 from ortolan_server.metrics import Measured, Metrics, MetricsRoute
 from ortolan_server.observation import Observer
 from ortolan_server.prompts import Limits
+from ortolan_server.ratelimit import RateLimits
 from ortolan_server.routes import (
     HealthRoutes,
     ModelRoutes,
@@ -43,6 +45,19 @@ from ortolan_server.routes import (
 from ortolan_server.settings import ServerSettings
 
 logger = logging.getLogger("ortolan.server")
+
+# What a page of another origin may read of an answer.
+_EXPOSED_HEADERS = [
+    "x-request-id",
+    "x-ortolan-seed",
+    "x-ortolan-ignored",
+    "retry-after",
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+]
 
 
 class ServedEngine(SequenceEngine, Protocol):
@@ -89,22 +104,31 @@ class Application:
             self.lifecycle.in_flight -= 1
 
 
-def create_app(engine: ServedEngine, settings: ServerSettings) -> Application:
-    """Return the application; call on the event loop that will run it. Raises InvalidParameter."""
+def create_app(
+    engine: ServedEngine, settings: ServerSettings, *, is_local: bool = True
+) -> Application:
+    """Return the application; call on the event loop that will run it.
+
+    ``is_local`` tells that only this machine can reach it. Raises InvalidParameter, KeyFileError.
+    """
     lifecycle = Lifecycle()
     metrics = Metrics(engine.statistics, lambda: lifecycle.in_flight)
     service = _service(engine, settings, metrics, lifecycle)
     dialects = served_dialects(settings.v1_dialect)
+    keys = KeyRing(key_file(settings.keys_file), settings.api_key)
     routes = [
         *_dialect_routes(dialects, service),
-        *_document_routes(dialects, service, settings),
+        *_document_routes(dialects, service, settings, has_key=keys.has_keys),
         *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
         *_health_routes(HealthRoutes(lambda: engine.is_alive, lambda: lifecycle.is_draining)),
         *_both("/version", Route(version), "GET"),
         *_both("/metrics", MetricsRoute(metrics), "GET"),
     ]
     router = Router(routes, redirect_slashes=False)
-    app = _layers(router, dialects, settings)
+    limits = RateLimits(router, (dialect.path for dialect in dialects), service.facts.model)
+    service.observer.listen(limits.charge)
+    names = settings.allowed_hosts if is_local or settings.allowed_hosts else None
+    app = _layers(_admitting(limits, keys, names, dialects), dialects, settings)
     paths = [route.path for route in routes if isinstance(route, StarletteRoute)]
     return Application(RequestIds(Measured(app, metrics, paths)), service, lifecycle)
 
@@ -171,10 +195,9 @@ def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseR
 
 
 def _document_routes(
-    dialects: tuple[Dialect, ...], service: Service, settings: ServerSettings
+    dialects: tuple[Dialect, ...], service: Service, settings: ServerSettings, *, has_key: bool
 ) -> list[BaseRoute]:
     """Return ``/openapi.json`` for everything and ``/openapi/{dialect}.json`` for each dialect."""
-    has_key = settings.api_key is not None
     documents = {
         f"/openapi/{dialect.name}.json": openapi.document(
             [dialect],
@@ -216,10 +239,16 @@ def _both(path: str, endpoint: ASGIApp, method: str) -> list[BaseRoute]:
     return [StarletteRoute(path, endpoint, methods=[method]) for path in paths]
 
 
+def _admitting(
+    app: ASGIApp, keys: KeyRing, names: tuple[str, ...] | None, dialects: tuple[Dialect, ...]
+) -> ASGIApp:
+    """Return ``app`` for those with a key alone, or for those who know one of ``names``."""
+    app = Authentication(app, keys, (f"{d.base_path}/" for d in dialects if d.name == "second"))
+    return app if names is None else OwnNames(app, keys, names)
+
+
 def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSettings) -> ASGIApp:
-    """Return ``app`` within the layers that refuse and that answer for failures."""
-    if settings.api_key is not None:
-        app = Authentication(app, settings.api_key)
+    """Return ``app`` within the layers that answer for failures and to browsers."""
     app = Errors(_Raising(app), _dialect_of(dialects))
     if settings.cors_origins:
         app = CORSMiddleware(
@@ -227,7 +256,7 @@ def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSetting
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-ortolan-seed", "x-ortolan-ignored", "retry-after"],
+            expose_headers=_EXPOSED_HEADERS,
         )
     return app
 

@@ -1,38 +1,91 @@
-"""Who may ask: one bearer key for every route but those that tell of the server's health."""
+"""Who may ask: a bearer key for every route but those that tell of the server's health.
+
+While there are no keys, a server on this machine alone answers only to its own names: a page in a
+browser could otherwise reach it under a name that was made to point here.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import ipaddress
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ortolan_server.errors import AUTHENTICATION, ApiError
+from ortolan_server.keys import Key, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 class Authentication:
-    """Passes requests that carry the key; others end with an ApiError of status 401."""
+    """Passes requests that carry a key, or all while there are none; others end with a 401.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    The key goes on in the scope's state as ``key`` and ``key_id``. Keys of kind ``access`` do not
+    open paths that begin with ``api_only``.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, api_only: Iterable[str]) -> None:
         self._app = app
-        self._digest = _digest(key.encode())
+        self._keys = keys
+        self._api_only = tuple(api_only)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Raises ApiError."""
-        if scope["path"].rstrip("/") not in OPEN_PATHS:
-            self._check(Headers(scope=scope).get("authorization"))
+        if scope["path"].rstrip("/") not in OPEN_PATHS and self._keys.has_keys:
+            key = self._find(Headers(scope=scope).get("authorization"))
+            if key.kind == "access" and scope["path"].startswith(self._api_only):
+                raise _wrong_kind()
+            scope["state"] |= {"key": key, "key_id": key.id}
         await self._app(scope, receive, send)
 
-    def _check(self, header: str | None) -> None:
+    def _find(self, header: str | None) -> Key:
         scheme, _, token = (header or "").strip().partition(" ")
-        given = token.strip().encode("latin-1", errors="replace")
-        # Digests have one length, so the comparison's time tells nothing about the key.
-        is_right = hmac.compare_digest(_digest(given), self._digest)
-        if scheme.lower() != "bearer" or not is_right:
-            raise _unauthorized("missing" if header is None else "wrong")
+        key = self._keys.find(token.strip().encode("latin-1"))  # as headers are decoded
+        if key is None or scheme.lower() != "bearer":
+            raise _unauthorized("missing" if header is None else "wrong, revoked or expired")
+        return key
+
+
+class OwnNames:
+    """Passes requests that name this server in their Host header, while there are no keys."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, names: Iterable[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on. Raises ApiError."""
+        host = Headers(scope=scope).get("host")
+        is_open = scope["path"].rstrip("/") in OPEN_PATHS or self._keys.has_keys
+        # A browser always sends the header; what leaves it out is none.
+        if not is_open and host and not self._is_own(_bare(host)):
+            raise ApiError(
+                403,
+                f"the `host` header must name this server, got {host[:80]!r}; allow it with "
+                "--allowed-host, or add a key",
+                code="host_not_allowed",
+            )
+        await self._app(scope, receive, send)
+
+    def _is_own(self, host: str) -> bool:
+        return host == "localhost" or host in self._names or is_loopback(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is an address of this machine alone, or its usual name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bare(host: str) -> str:
+    """Return a Host header without its port, and an IPv6 address without its brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().rstrip(".")
 
 
 def _unauthorized(what: str) -> ApiError:
@@ -45,5 +98,10 @@ def _unauthorized(what: str) -> ApiError:
     )
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _wrong_kind() -> ApiError:
+    return ApiError(
+        401,
+        "this route needs a key of kind `api`, got one of kind `access`",
+        type=AUTHENTICATION,
+        code="wrong_key_type",
+    )

@@ -22,7 +22,7 @@ from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.version import __version__
 from ortolan_server.default_model import default_bundle
-from ortolan_server.settings import ServerSettings
+from ortolan_server.serve_flags import add_server_flags, settings_of
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -36,6 +36,7 @@ ortolan serves text completions from your own machine.
   ortolan serve OUT                  serve that bundle
   ortolan bench OUT                  measure it on this machine
   ortolan inspect OUT                show what it is; `verify` checks that it still is that
+  ortolan keys add NAME              make an API key
 
 `ortolan COMMAND --help` shows every option.
 """
@@ -72,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] in _EXPORTER_COMMANDS:
         return _run_exporter(argv[0], argv[1:])
+    if argv[0] == "keys":
+        return _keys(argv[1:])
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -113,13 +116,20 @@ def _run_exporter(command: str, argv: Sequence[str]) -> int:
     return mains.get(command, exporter.main)(argv)
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    from ortolan_server.serve import listen, run_server
+def _keys(argv: Sequence[str]) -> int:
+    from ortolan_server.keys_cli import main as keys_main
 
-    settings = ServerSettings(
-        **{name: getattr(arguments, name) for name in _SERVER_FLAGS},
-        api_key=os.environ.get("ORTOLAN_API_KEY") or None,
-    )
+    try:
+        return keys_main(argv)
+    except OrtolanError as exc:
+        return _fail(str(exc))
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from ortolan_server.listening import listen
+    from ortolan_server.serve import run_server
+
+    settings = settings_of(arguments, os.environ)
     with closing(listen(settings)) as listener:
         engine = _open_engine(arguments, _engine_options(arguments))
         _say(_summary(engine))
@@ -194,16 +204,7 @@ def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
     )
 
 
-# Flags whose names are those of ServerSettings' fields, and of a request's.
-_SERVER_FLAGS = (
-    "host",
-    "port",
-    "model_name",
-    "v1_dialect",
-    "strict",
-    "max_choices_per_request",
-    "grace_s",
-)
+# Flags whose names are those of BenchOptions' fields, and of a request's.
 _BENCH_FLAGS = (
     "batches",
     "prompt_tokens",
@@ -227,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     for name, summary in _EXPORTER_COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
+    commands.add_parser("keys", help="add, list and revoke API keys", add_help=False)
     return parser
 
 
@@ -239,33 +241,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="BUNDLE",
         help="the bundle's folder (default: SmolLM2-135M-Instruct, fetched once)",
     )
-    defaults, engine = ServerSettings(), EngineOptions()
-    add = parser.add_argument
-    add("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=defaults.port, help="0 takes a free one (default: %(default)s)")
-    add("--model-name", help="the name clients see (default: the bundle's)")
-    add(
-        "--v1-dialect",
-        choices=("openai", "tokensmind"),
-        default=defaults.v1_dialect,
-        help="the dialect of /v1/completions (default: %(default)s)",
-    )
-    add("--strict", action="store_true", help="refuse unknown fields with 400")
-    add(
-        "--max-choices-per-request",
-        type=int,
-        default=defaults.max_choices_per_request,
-        metavar="N",
-        help="bound on prompts times best_of (default: %(default)s)",
-    )
-    add(
-        "--grace",
-        dest="grace_s",
-        type=float,
-        default=defaults.grace_s,
-        metavar="SECONDS",
-        help="time for running requests after SIGTERM (default: %(default)s)",
-    )
+    engine = EngineOptions()
+    add_server_flags(parser)
     _add_engine_flags(parser, engine)
     _add_source_flags(parser)
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from ortolan_runtime.errors import OrtolanError
 from ortolan_server.app import Application, ServedEngine, create_app
 from ortolan_server.errors import unavailable
 from ortolan_server.guard import guarded_protocol
+from ortolan_server.listening import forget, is_local, listen, url_of
 from ortolan_server.settings import ServerSettings
 
 logger = logging.getLogger("ortolan.server")
@@ -28,47 +28,20 @@ EXIT_ENGINE_DIED = 70
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 2.0  # for error responses to reach their clients
-_BACKLOG = 1024
-
-
-class ListenError(OrtolanError):
-    """The address cannot be listened on."""
-
-
-def listen(settings: ServerSettings) -> socket.socket:
-    """Return a listening socket, so that a port in use is known before a model is loaded.
-
-    Raises ListenError.
-    """
-    host, port = settings.host, settings.port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as exc:
-        raise ListenError(f"cannot listen on {host}: {exc.strerror}; check --host") from exc
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise ListenError(
-            f"cannot listen on {host} port {port}: {exc.strerror}; choose another with --port"
-        ) from exc
-    return listener
 
 
 def run_server(
     engine: ServedEngine, settings: ServerSettings, listener: socket.socket | None = None
 ) -> int:
     """Serve until told to stop; return the process's exit code. Raises ListenError."""
-    return asyncio.run(_serve(engine, settings, listener or listen(settings)))
+    try:
+        return asyncio.run(_serve(engine, settings, listener or listen(settings)))
+    finally:
+        forget(settings)
 
 
 async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socket.socket) -> int:
-    app = create_app(engine, settings)
+    app = create_app(engine, settings, is_local=is_local(listener))
     server = _Server(
         uvicorn.Config(
             app,
@@ -79,6 +52,8 @@ async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socke
             log_level="error",  # its warnings are for every byte of nonsense that is sent
             access_log=False,
             server_header=False,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
             timeout_keep_alive=int(settings.idle_timeout_s),
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
@@ -86,7 +61,7 @@ async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socke
     host = _Host(engine, app, server, settings.grace_s)
     with host.handling_signals():
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        logger.info("listening on %s", _url(listener))
+        logger.info("listening on %s", url_of(listener, settings))
         ending = asyncio.create_task(host.wait_for_the_end())
         await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -176,9 +151,3 @@ class _Host:
     async def _pause(self, until: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(until.wait(), _POLL_S)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"

@@ -14,7 +14,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Times are in seconds, sizes in bytes. ``v1_dialect`` is the dialect of ``/v1/completions``;
     ``strict`` refuses unknown fields and holds values to the providers' own documents.
-    ``max_output_tokens`` caps a completion whose length the request leaves open.
+    ``max_output_tokens`` caps a completion whose length the request leaves open. ``no_auth`` lets a
+    server without keys listen where others can reach it; ``allowed_hosts`` are names in Host
+    headers that a server without keys takes for its own.
     """
 
     host: str = "127.0.0.1"
@@ -23,7 +25,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     v1_dialect: Literal["openai", "tokensmind"] = "openai"
     strict: bool = False
     api_key: str | None = None
+    keys_file: str | None = None
+    no_auth: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    unix_socket: str | None = None
     max_choices_per_request: int = 128
     max_output_tokens: int = 1024
     max_body_bytes: int = 1 << 20
@@ -41,6 +49,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidParameter("port", "must be within 0..65535", self.port)
         if self.api_key is not None and not self.api_key.strip():
             raise InvalidParameter("api_key", "must not be empty", "")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_certificate"
+            raise InvalidParameter(missing, "must be given with the other file of TLS", None)
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise InvalidParameter(name, "must be > 0", getattr(self, name))

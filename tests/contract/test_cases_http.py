@@ -379,7 +379,8 @@ def _raw(server: Server, headers: bytes) -> bytes:
     """Return the first bytes of the answer to a request whose body never comes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            + b"content-type: application/json\r\n"
             + headers
             + b"\r\n"
         )

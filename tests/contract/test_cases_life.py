@@ -39,7 +39,7 @@ def send(server: Server, body: Json) -> socket.socket:
     raw = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(raw)}\r\n\r\n"
     )
     connection.sendall(head.encode() + raw)
@@ -97,7 +97,7 @@ def test_a_pipelined_request_does_not_hide_that_the_client_left(endless: Server)
     """A-LIFE-01: uvicorn would keep both running."""
     for _ in range(3):
         connection = send(endless, long_body(endless, is_streamed=False))
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         time.sleep(0.1)
         connection.close()
         assert short_latency_s(endless) < 2.0

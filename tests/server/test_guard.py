@@ -12,7 +12,7 @@ import pytest
 
 from serving import Server, serving
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_an_idle_connection_may_wait_between_requests(hasty: Server) -> None:
     """The header's deadline begins with the request, not with the end of the last one."""
     with connect(hasty) as connection:
         for _ in range(2):
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             raw = b""
             while not raw.endswith(b"}"):
                 raw += connection.recv(4096)

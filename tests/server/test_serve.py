@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ortolan_server.serve import ListenError, listen
+from ortolan_server.listening import ListenError, listen
 from ortolan_server.settings import ServerSettings
 from serving import Json, Server, events, serving, wait_until
 
