@@ -19,18 +19,23 @@ from ortolan_runtime.bundle import GenerationDefaults
 
 _FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
 _INDEX_NAME = "model.safetensors.index.json"
+# Models of text and images, whose text part is a decoder under this prefix.
+_TEXT_AND_IMAGES = frozenset({"gemma3", "mistral3"})
+_TEXT_PREFIX = "language_model."
 
 
 class HuggingFaceCheckpoint:
     """A model directory as ``save_pretrained`` writes it, in one file or in shards.
 
+    Of a model of text and images it is the text part alone, as if there were nothing else.
     Raises SourceError when a file is missing or damaged, before any weight is read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.resolve().name
-        self.config: Mapping[str, Any] = _read_json(path / "config.json")
+        config = _read_json(path / "config.json")
+        self._prefix = _TEXT_PREFIX if config.get("model_type") in _TEXT_AND_IMAGES else ""
         weight_files = _weight_files(path)
         self.files: Sequence[Path] = (path / "config.json", *weight_files)
         self._home: dict[str, Path] = {}
@@ -38,11 +43,12 @@ class HuggingFaceCheckpoint:
         self.unreadable: dict[str, str] = {}
         for file in weight_files:
             self._list_tensors(file)
+        self.config: Mapping[str, Any] = self._text_part(config) if self._prefix else config
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
         """Return rows ``start`` to ``stop`` of a tensor as float32."""
         with _open(self._home[name]) as file:
-            rows = file.get_slice(name)[start:stop]
+            rows = file.get_slice(self._prefix + name)[start:stop]
         return cast(Float32, np.ascontiguousarray(rows, dtype=np.float32))
 
     def read_quantised(self, name: str, start: int, stop: int) -> SourceRows | None:
@@ -71,8 +77,10 @@ class HuggingFaceCheckpoint:
 
     def _list_tensors(self, path: Path) -> None:
         with _open(path) as file:
-            for name in file.keys():
-                piece = file.get_slice(name)
+            for stored in file.keys():
+                if not stored.startswith(self._prefix):
+                    continue
+                name, piece = stored.removeprefix(self._prefix), file.get_slice(stored)
                 if piece.get_dtype() not in _FLOAT_TYPES and piece.get_shape():
                     known = ", ".join(sorted(_FLOAT_TYPES))
                     self.unreadable[name] = (
@@ -82,6 +90,13 @@ class HuggingFaceCheckpoint:
                     continue
                 self._home[name] = path
                 self.shapes[name] = tuple(piece.get_shape())
+
+    def _text_part(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        part = config.get("text_config")
+        if not isinstance(part, dict):
+            raise SourceError(f"{self.path / 'config.json'}: text_config must be an object")
+        # The flags of the whole and of the part do not always agree.
+        return {**part, "tie_word_embeddings": "lm_head.weight" not in self.shapes}
 
     def _chat_template(self, settings: Mapping[str, Any]) -> str | None:
         file = self.path / "chat_template.jinja"

@@ -130,6 +130,22 @@ def test_masks_and_frequencies_in_old_checkpoints_are_left_out(
 
 
 @pytest.mark.parametrize(
+    ("case", "whole"), [("gemma3", "gemma3"), ("mistral without windows", "mistral3")]
+)
+def test_of_text_and_images_the_text_part_is_exported(
+    case: str, whole: str, copy_of: Any, tmp_path: Path
+) -> None:
+    checkpoint = copy_of(case)
+    expected = _bytes_of(checkpoint, tmp_path / "out")
+    config = json.loads((checkpoint / "config.json").read_text())
+    nested = {"model_type": whole, "text_config": config, "vision_config": {}}
+    (checkpoint / "config.json").write_text(json.dumps(nested))
+    more = {"vision_tower.patch_embedding.weight": np.ones((3, 3), np.float32)}
+    _rename_tensors(checkpoint, lambda name: f"language_model.{name}", **more)
+    assert _bytes_of(checkpoint, tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize(
     ("case", "fields", "words"),
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "must be False for gpt2, got True"),

@@ -64,10 +64,13 @@ GEMMA3 = Architecture(
     defaults={
         **_DEFAULTS,
         "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
         "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 10000.0,
         "rope_theta": 1000000.0,
         "sliding_window": 4096,
+        "vocab_size": 262208,
     },
     fields={"hidden_act": "hidden_activation"},
     only={"use_bidirectional_attention": False},
