@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
@@ -43,6 +44,7 @@ from ortolan_server.routes import (
     version,
 )
 from ortolan_server.settings import ServerSettings
+from ortolan_server.usage_log import UsageLog
 
 logger = logging.getLogger("ortolan.server")
 
@@ -87,11 +89,20 @@ class Lifecycle:
 class Application:
     """The ASGI application, with what its host needs to end it."""
 
-    def __init__(self, app: ASGIApp, service: Service, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, app: ASGIApp, service: Service, lifecycle: Lifecycle, usage_log: UsageLog | None
+    ) -> None:
         self._app = app
         self.bridge = service.bridge
         self.observer = service.observer
+        self.usage_log = usage_log
         self.lifecycle = lifecycle
+
+    def close(self) -> None:
+        """Account for what is not over; nothing will come any more."""
+        self.observer.finish_all()
+        if self.usage_log is not None:
+            self.usage_log.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; there is nothing else to speak."""
@@ -109,7 +120,8 @@ def create_app(
 ) -> Application:
     """Return the application; call on the event loop that will run it.
 
-    ``is_local`` tells that only this machine can reach it. Raises InvalidParameter, KeyFileError.
+    ``is_local`` tells that only this machine can reach it. Raises InvalidParameter, KeyFileError
+    and UsageLogError.
     """
     lifecycle = Lifecycle()
     metrics = Metrics(engine.statistics, lambda: lifecycle.in_flight)
@@ -130,7 +142,11 @@ def create_app(
     names = settings.allowed_hosts if is_local or settings.allowed_hosts else None
     app = _layers(_admitting(limits, keys, names, dialects), dialects, settings)
     paths = [route.path for route in routes if isinstance(route, StarletteRoute)]
-    return Application(RequestIds(Measured(app, metrics, paths)), service, lifecycle)
+    usage_log = _usage_log(settings)
+    if usage_log is not None:
+        service.observer.listen(usage_log.put)
+    outermost = RequestIds(Measured(app, metrics, paths))
+    return Application(outermost, service, lifecycle, usage_log)
 
 
 def _service(
@@ -152,6 +168,13 @@ def _service(
         is_strict=settings.strict,
         is_draining=lambda: lifecycle.is_draining,
     )
+
+
+def _usage_log(settings: ServerSettings) -> UsageLog | None:
+    if settings.usage_log is None:
+        return None
+    limits = {"max_bytes": settings.usage_log_bytes, "kept": settings.usage_log_files}
+    return UsageLog(Path(settings.usage_log), **limits)
 
 
 def _facts(engine: ServedEngine, settings: ServerSettings) -> Facts:

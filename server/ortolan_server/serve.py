@@ -67,7 +67,7 @@ async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socke
         server.should_exit = True
         await serving
         ending.cancel()
-    app.observer.finish_all()
+    app.close()
     return EXIT_ENGINE_DIED if host.has_engine_died else 0
 
 

@@ -20,6 +20,9 @@ _NAMES = (
     "no_auth",
     "tls_certificate",
     "tls_key",
+    "usage_log",
+    "usage_log_bytes",
+    "usage_log_files",
     "max_choices_per_request",
     "max_output_tokens",
     "max_body_bytes",
@@ -33,6 +36,8 @@ _NAMES = (
     "grace_s",
 )
 _LIMITS = (
+    ("usage_log_bytes", int, "BYTES", "the usage log is rotated beyond it"),
+    ("usage_log_files", int, "N", "rotated usage logs that are kept"),
     ("max_choices_per_request", int, "N", "bound on prompts times best_of"),
     ("max_output_tokens", int, "N", "length of a completion that leaves it open"),
     ("max_body_bytes", int, "BYTES", "a larger body is a 413"),
@@ -79,6 +84,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--strict", action="store_true", help="refuse unknown fields with 400")
     _add_access_flags(parser)
+    add("--usage-log", metavar="FILE", help="append one line of JSON a completion (default: none)")
     for name, kind, metavar, meaning in _LIMITS:
         add(
             f"--{name.removesuffix('_s').replace('_', '-')}",

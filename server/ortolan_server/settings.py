@@ -32,6 +32,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_certificate: str | None = None
     tls_key: str | None = None
     unix_socket: str | None = None
+    usage_log: str | None = None
+    usage_log_bytes: int = 64 << 20
+    usage_log_files: int = 8
     max_choices_per_request: int = 128
     max_output_tokens: int = 1024
     max_body_bytes: int = 1 << 20
@@ -60,6 +63,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _POSITIVE = (
+    "usage_log_bytes",
+    "usage_log_files",
     "max_choices_per_request",
     "max_output_tokens",
     "max_body_bytes",
