@@ -31,6 +31,7 @@ from ortolan_server.dialects.registry import served_dialects
 from ortolan_server.edge import Errors, RequestIds
 from ortolan_server.keys import KeyRing, key_file
 from ortolan_server.kinds import Facts
+from ortolan_server.logs import log_completion
 from ortolan_server.metrics import Measured, Metrics, MetricsRoute
 from ortolan_server.observation import Observer
 from ortolan_server.prompts import Limits
@@ -155,6 +156,7 @@ def _service(
     facts = _facts(engine, settings)
     observer = Observer(facts.model, metrics.token_times)
     observer.listen(metrics.count)
+    observer.listen(log_completion)
     return Service(
         bridge=EngineBridge(engine, asyncio.get_running_loop()),
         observer=observer,

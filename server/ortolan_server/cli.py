@@ -127,8 +127,10 @@ def _keys(argv: Sequence[str]) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from ortolan_server.listening import listen
+    from ortolan_server.logs import configure_logging
     from ortolan_server.serve import run_server
 
+    configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
     with closing(listen(settings)) as listener:
         engine = _open_engine(arguments, _engine_options(arguments))

@@ -85,6 +85,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--strict", action="store_true", help="refuse unknown fields with 400")
     _add_access_flags(parser)
     add("--usage-log", metavar="FILE", help="append one line of JSON a completion (default: none)")
+    add(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how the log on stderr is written (default: %(default)s)",
+    )
     for name, kind, metavar, meaning in _LIMITS:
         add(
             f"--{name.removesuffix('_s').replace('_', '-')}",
