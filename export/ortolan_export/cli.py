@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ortolan_export.progress import progress_bar
@@ -24,7 +26,8 @@ def main(argv: Sequence[str]) -> int:
     """Export as ``argv`` says; return 0, or 1 after one line on stderr about what failed."""
     arguments = _parser().parse_args(argv)
     try:
-        manifest = _export(arguments)
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            manifest = _export(arguments)
     except (OrtolanError, OSError) as exc:
         return _fail(str(exc))
     except ModuleNotFoundError as exc:
@@ -77,6 +80,17 @@ def _verify(bundle: Path) -> int:
             print(f"{verdict:<7} {check.name}: {check.finding}")  # noqa: T201 - its own voice
             failed += not check.has_passed
     return 1 if failed else 0
+
+
+@contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Let ``signals`` do what Ctrl-C does, so that nothing half-written stays behind."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _export(arguments: argparse.Namespace) -> Manifest:

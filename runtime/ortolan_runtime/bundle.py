@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import glob
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -31,6 +34,8 @@ TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 _READ_BYTES = 1 << 20
+_ABANDONED_AFTER_S = 60.0  # longer than a process takes from making a folder to locking it
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's values
 # Linux's values, for renameat2(2), which Python does not offer.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -208,8 +213,8 @@ def new_folder(destination: Path) -> Iterator[Path]:
     goes.
 
     Every file is synced to disk before the rename. A bundle already at ``destination`` is replaced
-    in the last moment and is intact after any failure. Raises BundleError when ``destination``
-    exists and is no bundle.
+    in the last moment and is intact after any failure. What a process that was killed has left
+    behind goes at the next call. Raises BundleError when ``destination`` exists and is no bundle.
     """
     destination = destination.absolute()
     if destination.exists() and not _is_replaceable(destination):
@@ -217,10 +222,13 @@ def new_folder(destination: Path) -> Iterator[Path]:
             f"{destination} exists and is no bundle; remove it or choose another name"
         )
     destination.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(destination)
     # mkdtemp gives 0700, while a bundle should be as readable as any folder that the user makes.
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     temporary.chmod(0o777 & ~_umask())
+    lock = os.open(temporary, os.O_RDONLY)
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
         yield temporary
         for file in temporary.iterdir():
             _sync(file)
@@ -229,6 +237,7 @@ def new_folder(destination: Path) -> Iterator[Path]:
         _sync(destination.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        os.close(lock)
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
@@ -325,12 +334,24 @@ def _is_replaceable(destination: Path) -> bool:
 
 
 def _replace(temporary: Path, destination: Path) -> None:
-    """Rename ``temporary`` to ``destination``; a folder already there is put aside until then."""
+    """Give ``temporary`` the name ``destination``; a folder already there becomes ``temporary``."""
     if not destination.exists():
         temporary.rename(destination)
-        return
-    if _exchange(temporary, destination):
-        return
+    elif not _exchange(temporary, destination):
+        _put_aside(temporary, destination)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names at once, so that no moment is without either; False where that fails."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    here, names = ctypes.c_int(_AT_FDCWD), (os.fsencode(one), os.fsencode(other))
+    return bool(renameat2(here, names[0], here, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0)
+
+
+def _put_aside(temporary: Path, destination: Path) -> None:
+    """Rename ``temporary`` to ``destination``, whose folder is kept aside until that is done."""
     aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
     old = aside / destination.name
     destination.rename(old)
@@ -343,17 +364,18 @@ def _replace(temporary: Path, destination: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap the names of two folders in one step; return False where the system cannot.
-
-    Without it a process killed between two renames would leave no bundle under its name.
-    """
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    if rename is None:
-        return False
-    names = (os.fsencode(one), os.fsencode(other))
-    result: int = rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
-    return result == 0
+def _remove_abandoned(destination: Path) -> None:
+    """Remove temporary folders of processes that were killed: old ones that nobody has locked."""
+    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.????????"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime < _ABANDONED_AFTER_S:
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
 
 
 def _sync(path: Path) -> None:

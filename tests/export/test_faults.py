@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from ortolan_export.checkpoint import load_tokenizer
 from ortolan_export.cli import main
-from ortolan_runtime.bundle import open_bundle
+from ortolan_runtime.bundle import new_folder, open_bundle
 
 _DYING_EXPORT = """
 import os, signal, sys
@@ -29,6 +30,16 @@ def report(stage, done, total):
     if stage == "writing weights" and done > total // 2:
         os.kill(os.getpid(), signal.SIGKILL)
 export(Path(sys.argv[1]), Path(sys.argv[2]), report=report)
+"""
+
+_TERMINATED_EXPORT = """
+import contextlib, os, signal, sys
+from ortolan_export import cli
+def report(stage, done, total):
+    if stage == sys.argv[3] and done >= total // 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+cli.progress_bar = lambda: contextlib.nullcontext(report)
+sys.exit(cli.main(sys.argv[1:3]))
 """
 
 _EXPORT_ON_A_FULL_DISK = """
@@ -279,6 +290,43 @@ def test_an_export_killed_midway_leaves_the_old_bundle_intact(
     )
     assert dying.returncode == -signal.SIGKILL
     assert open_bundle(tmp_path / "out", always_verify=True).manifest == before
+
+
+def test_what_a_killed_export_left_goes_at_the_next(checkpoint: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _DYING_EXPORT, checkpoint, tmp_path / "out"], check=False)
+    (left,) = tmp_path.glob(".out.*")
+    os.utime(left, (0, 0))
+    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_what_another_export_is_writing_stays(checkpoint: Path, tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as written:
+        os.utime(written, (0, 0))
+        assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+        assert written.is_dir()
+        shutil.copytree(tmp_path / "out", written, dirs_exist_ok=True)
+    open_bundle(tmp_path / "out", always_verify=True)
+
+
+@pytest.mark.parametrize(
+    "stage", ["measuring activations", "writing weights", "hashing the source"]
+)
+def test_a_terminated_export_leaves_the_old_bundle_and_nothing_else(
+    stage: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+    before = sorted(tmp_path.iterdir())
+    stopped = subprocess.run(
+        [sys.executable, "-c", _TERMINATED_EXPORT, checkpoint, tmp_path / "out", stage],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert stopped.returncode == 1
+    assert stopped.stderr == "ortolan: error: interrupted; nothing was written\n"
+    assert sorted(tmp_path.iterdir()) == before
+    open_bundle(tmp_path / "out", always_verify=True)
 
 
 def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(
