@@ -99,9 +99,11 @@ def test_when_the_engine_dies_every_request_has_its_error(babbling_bundle: Path)
             assert process.wait(5) == 70
             assert time.monotonic() - died < 5
         server.client.close()
-        for index, answer in enumerate(found):
+        for answer in found:
             assert answer is not None
-            last = answer.body if index >= 2 else events(answer.body)[-1]
+            # What comes when it is dead already is refused before a stream begins.
+            has_begun = answer.body.startswith(b"data:")
+            last = events(answer.body)[-1] if has_begun else answer.body
             assert json.loads(last)["error"]["type"] == "server_error"
 
 

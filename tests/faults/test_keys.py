@@ -150,7 +150,8 @@ def test_completions_at_once_are_bounded(locked: Locked) -> None:
     body = {"model": "babbling", "prompt": "x", "max_tokens": 60_000, "stream": True}
     url = f"{locked.server.url}/v1/completions"
     with httpx.stream("POST", url, json=body, headers=_bearer(secret)) as stream:
-        next(stream.iter_raw())
+        chunks = stream.iter_raw()  # held: a generator that is dropped closes the connection
+        next(chunks)
         assert locked.complete(secret).status_code == 429
     wait_until(lambda: locked.complete(secret).status_code == 200)
 
