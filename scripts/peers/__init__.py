@@ -1,0 +1,1 @@
+"""What `scripts/bench_peers` is made of; not installed."""
