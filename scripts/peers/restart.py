@@ -47,8 +47,8 @@ def first_text(event: bytes) -> str:
     """Return the text in one line of a stream of events, which may have none."""
     if not event.startswith(b"data: {"):
         return ""
-    text: str = json.loads(event.removeprefix(b"data: "))["choices"][0]["text"]
-    return text
+    choices = json.loads(event.removeprefix(b"data: "))["choices"]
+    return "".join(choice["text"] for choice in choices)
 
 
 def _is_served(port: int) -> bool:

@@ -182,6 +182,7 @@ def test_what_onnxruntime_genai_prints_before_its_figures_is_skipped() -> None:
     [
         (b'data: {"choices": [{"text": "a"}]}\n', "a"),
         (b'data: {"choices": [{"text": ""}]}\n', ""),
+        (b'data: {"choices": [], "usage": {}}\n', ""),
         (b"data: [DONE]\n", ""),
         (b": a comment\n", ""),
         (b"\n", ""),
