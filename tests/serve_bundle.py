@@ -21,8 +21,9 @@ def main(bundle: str, options: str, settings: str) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     checked = msgspec.json.decode(settings, type=ServerSettings)
     listener = listen(checked)
-    with Engine.open(bundle, msgspec.json.decode(options, type=EngineOptions)) as engine:
-        return run_server(engine, checked, listener)
+    engine_options = msgspec.json.decode(options, type=EngineOptions)
+    with Engine.open(bundle, engine_options) as engine:
+        return run_server(engine, checked, listener, lambda path: Engine.open(path, engine_options))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
@@ -18,12 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ortolan_runtime.bundle import Bundle, Manifest
 from ortolan_runtime.errors import InvalidParameter
-from ortolan_runtime.stepper import Statistics
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
 from ortolan_server import openapi
 from ortolan_server.auth import Authentication, OwnNames
-from ortolan_server.bridge import EngineBridge, SequenceEngine
+from ortolan_server.bridge import EngineBridge
 from ortolan_server.chat_template import ChatTemplate
 from ortolan_server.completions import CompletionEndpoint, Service
 from ortolan_server.dialects.base import Dialect
@@ -33,7 +31,8 @@ from ortolan_server.keys import KeyRing, key_file
 from ortolan_server.kinds import Facts
 from ortolan_server.logs import log_completion
 from ortolan_server.metrics import Measured, Metrics, MetricsRoute
-from ortolan_server.observation import Observer
+from ortolan_server.models import Load, Models, ReplaceModel, Served, ServedEngine
+from ortolan_server.observation import Observer, UsageRecord
 from ortolan_server.prompts import Limits
 from ortolan_server.ratelimit import RateLimits
 from ortolan_server.routes import (
@@ -63,22 +62,6 @@ _EXPOSED_HEADERS = [
 ]
 
 
-class ServedEngine(SequenceEngine, Protocol):
-    """What of the engine the server needs."""
-
-    bundle: Bundle
-    tokenizer: Tokenizer
-    context_length: int
-    liberties: tuple[str, ...]
-
-    @property
-    def is_alive(self) -> bool:
-        """Return whether the step thread runs."""
-
-    def statistics(self) -> Statistics:
-        """Return counters and gauges, as of the last step."""
-
-
 @dataclass(slots=True)
 class Lifecycle:
     """Where the server is between its start and its end; the one state that handlers share."""
@@ -91,19 +74,18 @@ class Application:
     """The ASGI application, with what its host needs to end it."""
 
     def __init__(
-        self, app: ASGIApp, service: Service, lifecycle: Lifecycle, usage_log: UsageLog | None
+        self, app: ASGIApp, models: Models, lifecycle: Lifecycle, usage_log: UsageLog | None
     ) -> None:
         self._app = app
-        self.bridge = service.bridge
-        self.observer = service.observer
-        self.usage_log = usage_log
+        self._usage_log = usage_log
+        self.models = models
         self.lifecycle = lifecycle
 
     def close(self) -> None:
         """Account for what is not over; nothing will come any more."""
-        self.observer.finish_all()
-        if self.usage_log is not None:
-            self.usage_log.close()
+        self.models.close()
+        if self._usage_log is not None:
+            self._usage_log.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; there is nothing else to speak."""
@@ -117,46 +99,57 @@ class Application:
 
 
 def create_app(
-    engine: ServedEngine, settings: ServerSettings, *, is_local: bool = True
+    engine: ServedEngine,
+    settings: ServerSettings,
+    *,
+    is_local: bool = True,
+    load: Load | None = None,
 ) -> Application:
     """Return the application; call on the event loop that will run it.
 
-    ``is_local`` tells that only this machine can reach it. Raises InvalidParameter, KeyFileError
-    and UsageLogError.
+    ``is_local`` tells that only this machine can reach it; ``load`` opens a bundle that shall take
+    the model's place. Raises InvalidParameter, KeyFileError and UsageLogError.
     """
     lifecycle = Lifecycle()
-    metrics = Metrics(engine.statistics, lambda: lifecycle.in_flight)
-    service = _service(engine, settings, metrics, lifecycle)
-    dialects = served_dialects(settings.v1_dialect)
+    models = Models(load)
+    metrics = Metrics(models.statistics, lambda: lifecycle.in_flight)
     keys = KeyRing(key_file(settings.keys_file), settings.api_key)
-    routes = [
-        *_dialect_routes(dialects, service),
-        *_document_routes(dialects, service, settings, has_key=keys.has_keys),
-        *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
-        *_health_routes(HealthRoutes(lambda: engine.is_alive, lambda: lifecycle.is_draining)),
-        *_both("/version", Route(version), "GET"),
-        *_both("/metrics", MetricsRoute(metrics), "GET"),
-    ]
-    router = Router(routes, redirect_slashes=False)
-    limits = RateLimits(router, (dialect.path for dialect in dialects), service.facts.model)
-    service.observer.listen(limits.charge)
+    dialects = served_dialects(settings.v1_dialect)
+    limits = RateLimits(models, (dialect.path for dialect in dialects), lambda: models.name)
+    usage_log = _usage_log(settings)
+    listeners = [metrics.count, log_completion, limits.charge]
+    if usage_log is not None:
+        listeners.append(usage_log.put)
+    paths: set[str] = set()
+
+    def make(engine: ServedEngine) -> Served:
+        service = _service(engine, settings, metrics, listeners, lifecycle)
+        routes = [
+            *_dialect_routes(dialects, service),
+            *_document_routes(dialects, service, settings, has_key=keys.has_keys),
+            *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
+            *_process_routes(models, metrics, lifecycle, settings),
+        ]
+        paths.update(route.path for route in routes if isinstance(route, StarletteRoute))
+        return Served(engine, service, Router(routes, redirect_slashes=False))
+
+    models.serve(engine, make)
     names = settings.allowed_hosts if is_local or settings.allowed_hosts else None
     app = _layers(_admitting(limits, keys, names, dialects), dialects, settings)
-    paths = [route.path for route in routes if isinstance(route, StarletteRoute)]
-    usage_log = _usage_log(settings)
-    if usage_log is not None:
-        service.observer.listen(usage_log.put)
-    outermost = RequestIds(Measured(app, metrics, paths))
-    return Application(outermost, service, lifecycle, usage_log)
+    return Application(RequestIds(Measured(app, metrics, paths)), models, lifecycle, usage_log)
 
 
 def _service(
-    engine: ServedEngine, settings: ServerSettings, metrics: Metrics, lifecycle: Lifecycle
+    engine: ServedEngine,
+    settings: ServerSettings,
+    metrics: Metrics,
+    listeners: Iterable[Callable[[UsageRecord], None]],
+    lifecycle: Lifecycle,
 ) -> Service:
     facts = _facts(engine, settings)
     observer = Observer(facts.model, metrics.token_times)
-    observer.listen(metrics.count)
-    observer.listen(log_completion)
+    for listener in listeners:
+        observer.listen(listener)
     return Service(
         bridge=EngineBridge(engine, asyncio.get_running_loop()),
         observer=observer,
@@ -251,11 +244,21 @@ def _tokenizer_routes(tokenizer: TokenizerRoutes) -> list[BaseRoute]:
     ]
 
 
-def _health_routes(health: HealthRoutes) -> list[BaseRoute]:
-    return [
+def _process_routes(
+    models: Models, metrics: Metrics, lifecycle: Lifecycle, settings: ServerSettings
+) -> list[BaseRoute]:
+    """Return the routes that tell of the process, or change what it serves."""
+    health = HealthRoutes(lambda: models.are_alive, lambda: lifecycle.is_draining)
+    routes = [
         *_both("/health", Route(health.health), "GET"),
         *_both("/ready", Route(health.ready), "GET"),
+        *_both("/version", Route(version), "GET"),
+        *_both("/metrics", MetricsRoute(metrics), "GET"),
     ]
+    if models.can_load:
+        replace = ReplaceModel(models, settings.max_body_bytes)
+        routes += _both("/admin/models", Route(replace.answer), "POST")
+    return routes
 
 
 def _both(path: str, endpoint: ASGIApp, method: str) -> list[BaseRoute]:

@@ -16,13 +16,14 @@ from ortolan_server.errors import AUTHENTICATION, ApiError
 from ortolan_server.keys import Key, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+_ADMIN = "/admin/"
 
 
 class Authentication:
     """Passes requests that carry a key, or all while there are none; others end with a 401.
 
     The key goes on in the scope's state as ``key`` and ``key_id``. Keys of kind ``access`` do not
-    open paths that begin with ``api_only``.
+    open paths that begin with ``api_only``; those below /admin want a key of kind ``admin`` always.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, api_only: Iterable[str]) -> None:
@@ -32,10 +33,14 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Raises ApiError."""
-        if scope["path"].rstrip("/") not in OPEN_PATHS and self._keys.has_keys:
+        path = scope["path"]
+        is_open = path.rstrip("/") in OPEN_PATHS
+        if not is_open and (self._keys.has_keys or path.startswith(_ADMIN)):
             key = self._find(Headers(scope=scope).get("authorization"))
-            if key.kind == "access" and scope["path"].startswith(self._api_only):
-                raise _wrong_kind()
+            if key.kind != "admin" and path.startswith(_ADMIN):
+                raise _wrong_kind("admin", key)
+            if key.kind == "access" and path.startswith(self._api_only):
+                raise _wrong_kind("api", key)
             scope["state"] |= {"key": key, "key_id": key.id}
         await self._app(scope, receive, send)
 
@@ -98,10 +103,10 @@ def _unauthorized(what: str) -> ApiError:
     )
 
 
-def _wrong_kind() -> ApiError:
+def _wrong_kind(wanted: str, key: Key) -> ApiError:
     return ApiError(
         401,
-        "this route needs a key of kind `api`, got one of kind `access`",
+        f"this route needs a key of kind `{wanted}`, got one of kind `{key.kind}`",
         type=AUTHENTICATION,
         code="wrong_key_type",
     )

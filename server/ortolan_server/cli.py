@@ -133,10 +133,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
     with closing(listen(settings)) as listener:
-        engine = _open_engine(arguments, _engine_options(arguments))
+        options = _engine_options(arguments)
+        engine = _open_engine(arguments, options)
         _say(_summary(engine))
         try:
-            return run_server(engine, settings, listener)
+            return run_server(engine, settings, listener, lambda path: Engine.open(path, options))
         finally:
             engine.close()
 

@@ -24,7 +24,7 @@ from ortolan_runtime.errors import InvalidParameter, OrtolanError
 
 logger = logging.getLogger("ortolan.server")
 
-Kind = Literal["api", "access"]
+Kind = Literal["api", "access", "admin"]
 Clock = Callable[[], float]
 
 _PREFIX = "ort"

@@ -119,7 +119,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("name", metavar="NAME", help="whose it is, for the list")
-    add("--kind", choices=("api", "access"), default="api", help="`access` keys do not open Second")
+    add(
+        "--kind",
+        choices=("api", "access", "admin"),
+        default="api",
+        help="`access` keys do not open Second, only `admin` keys open /admin (default: api)",
+    )
     add("--expires", type=parse_span, metavar="SPAN", help="as 12h or 30d (default: never)")
     add("--requests-per-minute", type=int, metavar="N", help="completions (default: no limit)")
     add("--tokens-per-minute", type=int, metavar="N", help="in and out (default: no limit)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -126,10 +126,10 @@ class MetricsRoute:
 class Measured:
     """Counts and times every request by its route; paths that are none share one name."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
         self._app = app
         self._metrics = metrics
-        self._paths = frozenset(paths)
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""

@@ -59,7 +59,11 @@ class RateLimits:
     """Passes completion requests within the limits of their key; others end with an ApiError."""
 
     def __init__(
-        self, app: ASGIApp, paths: Iterable[str], model: str, timer: Timer = time.monotonic
+        self,
+        app: ASGIApp,
+        paths: Iterable[str],
+        model: Callable[[], str],
+        timer: Timer = time.monotonic,
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
@@ -113,8 +117,8 @@ class RateLimits:
     def _admit(self, account: _Account) -> None:
         """Count a request, or refuse it. Raises ApiError."""
         now, limits = self._timer(), account.limits
-        if limits.models and self._model not in limits.models:
-            raise model_not_found(self._model, ", ".join(limits.models))
+        if limits.models and (model := self._model()) not in limits.models:
+            raise model_not_found(model, ", ".join(limits.models))
         if limits.concurrency is not None and account.running >= limits.concurrency:
             raise self._refusal(account, "concurrency", limits.concurrency, 1.0)
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:

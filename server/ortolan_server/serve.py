@@ -16,10 +16,11 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from ortolan_server.app import Application, ServedEngine, create_app
+from ortolan_server.app import Application, create_app
 from ortolan_server.errors import unavailable
 from ortolan_server.guard import guarded_protocol
 from ortolan_server.listening import forget, is_local, listen, url_of
+from ortolan_server.models import Load, ServedEngine
 from ortolan_server.settings import ServerSettings
 
 logger = logging.getLogger("ortolan.server")
@@ -31,17 +32,25 @@ _LAST_WORDS_S = 2.0  # for error responses to reach their clients
 
 
 def run_server(
-    engine: ServedEngine, settings: ServerSettings, listener: socket.socket | None = None
+    engine: ServedEngine,
+    settings: ServerSettings,
+    listener: socket.socket | None = None,
+    load: Load | None = None,
 ) -> int:
-    """Serve until told to stop; return the process's exit code. Raises ListenError."""
+    """Serve until told to stop; return the process's exit code. Raises ListenError.
+
+    ``engine`` is closed at the end; ``load`` opens bundles that shall take its place.
+    """
     try:
-        return asyncio.run(_serve(engine, settings, listener or listen(settings)))
+        return asyncio.run(_serve(engine, settings, listener or listen(settings), load))
     finally:
         forget(settings)
 
 
-async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socket.socket) -> int:
-    app = create_app(engine, settings, is_local=is_local(listener))
+async def _serve(
+    engine: ServedEngine, settings: ServerSettings, listener: socket.socket, load: Load | None
+) -> int:
+    app = create_app(engine, settings, is_local=is_local(listener), load=load)
     server = _Server(
         uvicorn.Config(
             app,
@@ -58,7 +67,7 @@ async def _serve(engine: ServedEngine, settings: ServerSettings, listener: socke
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
     )
-    host = _Host(engine, app, server, settings.grace_s)
+    host = _Host(app, server, settings.grace_s)
     with host.handling_signals():
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         logger.info("listening on %s", url_of(listener, settings))
@@ -82,10 +91,7 @@ class _Server(uvicorn.Server):
 class _Host:
     """Decides when the server ends."""
 
-    def __init__(
-        self, engine: ServedEngine, app: Application, server: uvicorn.Server, grace_s: float
-    ) -> None:
-        self._engine = engine
+    def __init__(self, app: Application, server: uvicorn.Server, grace_s: float) -> None:
         self._app = app
         self._server = server
         self._grace_s = grace_s
@@ -110,7 +116,7 @@ class _Host:
         """Return when the server has nothing left to do."""
         while not self._stop.is_set():
             await self._pause(self._stop)
-            if not self._engine.is_alive:
+            if not self._app.models.are_alive:
                 await self._report_death()
                 return
         await self._drain()
@@ -126,7 +132,7 @@ class _Host:
         """Let each request have its error, then end."""
         self.has_engine_died = True
         logger.error("the engine's thread has died; ending with exit code %d", EXIT_ENGINE_DIED)
-        self._app.bridge.fail_all(unavailable("the engine has failed"))
+        self._app.models.fail_all(unavailable("the engine has failed"))
         await self._wait_until_idle(_LAST_WORDS_S)
 
     async def _drain(self) -> None:
@@ -135,7 +141,7 @@ class _Host:
         logger.info("ending: %d requests have %g s to finish", running, self._grace_s)
         await self._wait_until_idle(self._grace_s)
         if self._app.lifecycle.in_flight:
-            self._app.bridge.fail_all(unavailable("the server is shutting down"))
+            self._app.models.fail_all(unavailable("the server is shutting down"))
             await self._wait_until_idle(_LAST_WORDS_S)
         # What is left has not sent its body yet, or does not read: nobody waits for that twice.
         self._server.force_exit = self._app.lifecycle.in_flight > 0
@@ -144,7 +150,7 @@ class _Host:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while self._app.lifecycle.in_flight and loop.time() < deadline:
-            if self._stop_now.is_set() or not self._engine.is_alive:
+            if self._stop_now.is_set() or not self._app.models.are_alive:
                 return
             await self._pause(self._stop_now)
 
