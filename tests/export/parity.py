@@ -7,13 +7,17 @@ buffers that hold garbage where nothing was written.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
+from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.verify import GraphRunner
 from ortolan_runtime.bundle import open_bundle
 
@@ -97,18 +101,23 @@ def _logsumexp(logits: Any) -> Any:
 
 
 def _transformers_logits(checkpoint: Path, sequences: list[list[int]]) -> list[Any]:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         import torch
         from transformers import AutoModelForCausalLM
 
-        is_gguf = checkpoint.is_file()
+        directory = _as_directory(checkpoint, Path(folder)) if checkpoint.is_file() else checkpoint
         model = AutoModelForCausalLM.from_pretrained(
-            checkpoint.parent if is_gguf else checkpoint,
-            gguf_file=checkpoint.name if is_gguf else None,
-            dtype=torch.float32,
-            attn_implementation="eager",
+            directory, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         torch.set_num_threads(1)  # tiny products gain nothing from more
         with torch.no_grad():
             return [model(torch.tensor([sequence])).logits[0].numpy() for sequence in sequences]
+
+
+def _as_directory(file: Path, folder: Path) -> Path:
+    """Write the weights of a GGUF file as transformers reads them; return the folder."""
+    source = GGUFCheckpoint(file)
+    save_file({name: source.read(name) for name in source.shapes}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(dict(source.config)))
+    return folder
