@@ -8,11 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortolan_export.progress import progress_bar
-from ortolan_export.source import PRECISIONS
+from ortolan_export.source import PRECISIONS, Report
 from ortolan_runtime.bundle import Manifest
 from ortolan_runtime.errors import OrtolanError
+
+if TYPE_CHECKING:
+    from ortolan_export.checking import Check
 
 _EPILOG = """\
 examples:
@@ -59,9 +63,22 @@ def verify_main(argv: Sequence[str]) -> int:
         "verify",
         "Check a bundle's digests, its golden prompts, and that no row or chunk feels another.",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="REFERENCE",
+        help="a bundle of the same model, such as its fp32 one, to compare greedy tokens with",
+    )
+    parser.add_argument(
+        "--least-agreement",
+        type=float,
+        metavar="SHARE",
+        default=0.8,
+        help="fail below this share of equal tokens (default: %(default)s)",
+    )
     arguments = parser.parse_args(argv)
     try:
-        return _verify(arguments.bundle)
+        return _verify(arguments)
     except (OrtolanError, OSError) as exc:
         return _fail(str(exc))
     except ModuleNotFoundError as exc:
@@ -70,16 +87,23 @@ def verify_main(argv: Sequence[str]) -> int:
         return _fail("interrupted")
 
 
-def _verify(bundle: Path) -> int:
-    from ortolan_export.checking import check_bundle
-
+def _verify(arguments: argparse.Namespace) -> int:
     failed = 0
     with progress_bar() as report:
-        for check in check_bundle(bundle, report or _say_nothing):
+        for check in _checks(arguments, report or _say_nothing):
             verdict = "ok" if check.has_passed else "FAILED"
             print(f"{verdict:<7} {check.name}: {check.finding}")  # noqa: T201 - its own voice
             failed += not check.has_passed
     return 1 if failed else 0
+
+
+def _checks(arguments: argparse.Namespace, report: Report) -> Iterator[Check]:
+    from ortolan_export.agreement import check_agreement
+    from ortolan_export.checking import check_bundle
+
+    yield from check_bundle(arguments.bundle, report)
+    if arguments.against is not None:
+        yield check_agreement(arguments.bundle, arguments.against, arguments.least_agreement)
 
 
 @contextmanager
