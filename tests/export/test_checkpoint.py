@@ -130,7 +130,7 @@ def test_progress_reaches_its_end_in_every_stage(checkpoint: Path, tmp_path: Pat
         last[stage] = (done, total)
 
     export(checkpoint, tmp_path / "out", report=report)
-    assert set(last) == {"writing weights", "hashing the source", "checking the graph"}
+    assert set(last) >= {"writing weights", "hashing the source", "checking the graph"}
     assert all(done == total for done, total in last.values())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from families import FAMILIES, LONGROPE, OPTIONS
-from parity import Reference, has_the_same_bits_in_chunks, relative_error, worst_difference
+from parity import has_the_same_bits_in_chunks, relative_error, worst_difference
 
 from ortolan_export.native import export
 from ortolan_runtime.bundle import GRAPH_NAME
@@ -19,46 +19,46 @@ _CASES = {**FAMILIES, **OPTIONS}
 
 @pytest.mark.parametrize("case", _CASES)
 def test_the_float32_graph_equals_transformers(
-    case: str, make_checkpoint: Any, tmp_path: Path
+    case: str, make_checkpoint: Any, reference_of: Any, tmp_path: Path
 ) -> None:
     family, config = _CASES[case]
     checkpoint = make_checkpoint(family, **config)
     export(checkpoint, tmp_path / "out", precision="fp32")
-    assert worst_difference(tmp_path / "out", Reference(checkpoint)) < _TOLERANCE
+    assert worst_difference(tmp_path / "out", reference_of(checkpoint)) < _TOLERANCE
 
 
 @pytest.mark.parametrize("case", FAMILIES)
 def test_the_int8_graph_is_near_transformers_and_exact_in_any_batch_and_chunks(
-    case: str, make_checkpoint: Any, tmp_path: Path
+    case: str, make_checkpoint: Any, reference_of: Any, tmp_path: Path
 ) -> None:
     family, config = FAMILIES[case]
     checkpoint = make_checkpoint(family, **config)
     manifest = export(checkpoint, tmp_path / "out", precision="int8")  # which compares batches
     assert manifest.single_row_exact
-    reference = Reference(checkpoint)
+    reference = reference_of(checkpoint)
     # Rows of 64 random weights do not quantise well, and a router may choose another expert.
     assert relative_error(tmp_path / "out", reference) < 0.25
     assert has_the_same_bits_in_chunks(tmp_path / "out", reference)
 
 
 def test_longrope_uses_the_short_factors_within_the_original_length(
-    make_checkpoint: Any, tmp_path: Path
+    make_checkpoint: Any, reference_of: Any, tmp_path: Path
 ) -> None:
     scaling = {**LONGROPE, "original_max_position_embeddings": 64}
     checkpoint = make_checkpoint("llama", rope_scaling=scaling)
     export(checkpoint, tmp_path / "out", precision="fp32", context_length=64)
-    assert worst_difference(tmp_path / "out", Reference(checkpoint)) < _TOLERANCE
+    assert worst_difference(tmp_path / "out", reference_of(checkpoint)) < _TOLERANCE
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 @pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
 def test_a_mixture_keeps_a_tokens_bits_whoever_else_its_experts_get(
-    case: str, precision: Any, make_checkpoint: Any, tmp_path: Path
+    case: str, precision: Any, make_checkpoint: Any, reference_of: Any, tmp_path: Path
 ) -> None:
     family, config = FAMILIES[case]
     checkpoint = make_checkpoint(family, **config)
     export(checkpoint, tmp_path / "out", precision=precision)
-    assert has_the_same_bits_in_chunks(tmp_path / "out", Reference(checkpoint))
+    assert has_the_same_bits_in_chunks(tmp_path / "out", reference_of(checkpoint))
 
 
 def test_experts_are_kept_in_the_bits_of_the_precision(
