@@ -143,8 +143,9 @@ class Models:
         """Close a model after its last request."""
         while old.in_flight:
             await asyncio.sleep(_POLL_S)
-        await asyncio.to_thread(old.engine.close)
+        # Out of the list first: an engine there that does not run ends the process.
         self._all.remove(old)
+        await asyncio.to_thread(old.engine.close)
         old.service.observer.finish_all()
         logger.info("closed the model that was replaced")
 

@@ -16,7 +16,7 @@ import pytest
 from ortolan_server.keys import add_key
 from ortolan_server.listening import ListenError, listen
 from ortolan_server.settings import ServerSettings
-from serving import serving
+from serving import Server, serving
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,9 @@ def test_pages_of_listed_origins_alone_may_ask(babbling_bundle: Path) -> None:
         assert "x-ratelimit-limit-requests" in refused.headers["access-control-expose-headers"]
 
 
-def test_without_origins_a_preflight_is_refused(babbling_bundle: Path) -> None:
+def test_without_origins_a_preflight_is_refused(server: Server) -> None:
     """The browser then asks nothing more."""
-    with serving(babbling_bundle) as server:
-        headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
-        answer = server.client.options("/v1/completions", headers=headers)
-        assert answer.status_code == 405
-        assert not [name for name in answer.headers if name.startswith("access-control")]
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    answer = server.client.options("/v1/completions", headers=headers)
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]
