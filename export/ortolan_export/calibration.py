@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.balance import Activity, watched_modules
 from ortolan_export.blocks import Blocks
+from ortolan_export.errors import VerificationError
 from ortolan_export.graph import GraphBuilder
 from ortolan_export.quantize import Int8Linears
 from ortolan_export.rotation import Prepared
@@ -75,7 +76,8 @@ def measure_activity(
     """Return the root mean square of each input of ``watched_modules``, float32 ``[in]``.
 
     ``folder`` is made for the graph, which stays there. ``manifest`` tells the size of the KV
-    cache. ``report`` is told (stage, tokens done, tokens in all).
+    cache. ``report`` is told (stage, tokens done, tokens in all). Raises VerificationError for
+    activations that are no numbers.
     """
     folder.mkdir()
     with WeightFile(folder / WEIGHTS_NAME) as weights:
@@ -83,17 +85,18 @@ def measure_activity(
         linears = _WatchingLinears(graph, prepared, watched_modules(decoder))
         Blocks(graph, linears, prepared.tensors, decoder).build()
         graph.save(folder / GRAPH_NAME)
-    powers = dict.fromkeys(linears.outputs, np.zeros(1, np.float64))
     runner = GraphRunner(folder, manifest, rows=1, length=_CHUNK)
-    done, total = 0, min(len(token_ids), _LIMIT)
-    for chunk in _chunks(token_ids[:total], min(_CHUNK, decoder.context_length)):
+    chunks = list(_chunks(token_ids[:_LIMIT], min(_CHUNK, decoder.context_length)))
+    done, total = 0, sum(len(chunk) for chunk in chunks)
+    powers = dict.fromkeys(linears.outputs, np.zeros(1, np.float64))
+    for chunk in chunks:
         report("measuring activations", done, total)
         seen = runner.observe([chunk], [0], range(len(chunk)), list(linears.outputs.values()))
         for module, squares in zip(linears.outputs, seen, strict=True):
-            powers[module] = powers[module] + squares.astype(np.float64) * len(chunk)
+            powers[module] = powers[module] + squares.astype(np.float64) * (len(chunk) / total)
         done += len(chunk)
     report("measuring activations", total, total)
-    return {module: _root(power / max(done, 1)) for module, power in powers.items()}
+    return {module: _root(module, power) for module, power in powers.items()}
 
 
 class _WatchingLinears(Int8Linears):
@@ -126,5 +129,10 @@ def _chunks(token_ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
             yield chunk
 
 
-def _root(power: NDArray[np.float64]) -> NDArray[np.float32]:
+def _root(module: str, power: NDArray[np.float64]) -> NDArray[np.float32]:
+    if not np.isfinite(power).all():
+        raise VerificationError(
+            f"the inputs of {module} are no numbers; "
+            "the checkpoint's weights overflow float32 or are damaged"
+        )
     return np.sqrt(power).astype(np.float32)

@@ -231,6 +231,15 @@ def test_weights_that_overflow_are_found_before_the_bundle_exists(
     assert "logits that are no numbers" in line
 
 
+def test_activations_that_overflow_are_found_before_the_bundle_exists(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    _rewrite_tensors(checkpoint, {name: np.full((96, 64), 3e37, np.float32)})
+    line = _refusal(checkpoint, tmp_path / "out", capsys)
+    assert "the inputs of model.layers.1.mlp.down_proj are no numbers" in line
+
+
 def test_a_missing_package_is_named(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
