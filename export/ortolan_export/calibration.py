@@ -76,7 +76,7 @@ def measure_activity(
     """Return the root mean square of each input of ``watched_modules``, float32 ``[in]``.
 
     ``folder`` is made for the graph, which stays there. ``manifest`` tells the size of the KV
-    cache. ``report`` is told (stage, tokens done, tokens in all). Raises VerificationError for
+    cache; a text of less than 2 tokens tells nothing. ``report`` is told (stage, tokens done, tokens in all). Raises VerificationError for
     activations that are no numbers.
     """
     folder.mkdir()
@@ -87,6 +87,8 @@ def measure_activity(
         graph.save(folder / GRAPH_NAME)
     runner = GraphRunner(folder, manifest, rows=1, length=_CHUNK)
     chunks = list(_chunks(token_ids[:_LIMIT], min(_CHUNK, decoder.context_length)))
+    if not chunks:
+        return {}
     done, total = 0, sum(len(chunk) for chunk in chunks)
     powers = dict.fromkeys(linears.outputs, np.zeros(1, np.float64))
     for chunk in chunks:
