@@ -76,8 +76,8 @@ def measure_activity(
     """Return the root mean square of each input of ``watched_modules``, float32 ``[in]``.
 
     ``folder`` is made for the graph, which stays there. ``manifest`` tells the size of the KV
-    cache; a text of less than 2 tokens tells nothing. ``report`` is told (stage, tokens done, tokens in all). Raises VerificationError for
-    activations that are no numbers.
+    cache. A text of less than 2 tokens tells nothing. ``report`` is told (stage, tokens done,
+    tokens in all). Raises VerificationError for activations that are no numbers.
     """
     folder.mkdir()
     with WeightFile(folder / WEIGHTS_NAME) as weights:
