@@ -277,3 +277,11 @@ def test_the_comparison_says_what_it_takes() -> None:
     shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     assert "--llama" in shown
     assert "--genai-python" in shown
+
+
+@pytest.mark.parametrize(("load", "is_told"), [([0.1, 2.1], False), ([0.1, 4.5], True)])
+def test_a_busy_machine_is_told_of(load: list[float], is_told: bool) -> None:
+    bench = script("bench_peers")
+    run = bench.describe(contenders.Workload(threads=2))
+    run.load_average = load
+    assert ("do not use" in bench.as_markdown(run)) == is_told
