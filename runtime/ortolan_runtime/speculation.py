@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 # Shorter matches guess wrong more often than they pay; longer ones are found too seldom.
 _MATCH_TOKENS = 3
 _FIRST_DRAFT = 4
-_MAX_DRAFT = 12
-# How fast averages follow: the last ten or so steps count.
-_SMOOTHING = 0.1
+_LEAST_DRAFT, _MAX_DRAFT = 2, 12
+# How fast averages follow. Gains must fall quickly: a few wrong guesses after right ones say that
+# the text has moved on, and each costs a third of a step or more.
+_COST_SMOOTHING = 0.1
+_GAIN_SMOOTHING = 0.3
 # A guess must be expected to gain at least this factor, or plain steps are taken for a while.
 _WORTHWHILE = 1.05
 _PAUSE_STEPS = 64
@@ -71,16 +73,16 @@ class SpeculationPolicy:
     def note_plain(self, seconds: float) -> None:
         """Learn what a step without guesses costs."""
         first = self._plain_s == 0.0
-        self._plain_s += (seconds - self._plain_s) * (1.0 if first else _SMOOTHING)
+        self._plain_s += (seconds - self._plain_s) * (1.0 if first else _COST_SMOOTHING)
 
     def note_guess(self, *, drafted: int, accepted: int, seconds: float) -> None:
         """Learn from a step that ran ``drafted`` guesses, of which ``accepted`` were right."""
         gain = (1 + accepted) * self._plain_s / seconds
-        self._gain += (gain - self._gain) * (_SMOOTHING if self._has_tried else 1.0)
+        self._gain += (gain - self._gain) * (_GAIN_SMOOTHING if self._has_tried else 1.0)
         self._has_tried = True
         if accepted == drafted:
             self.length = min(self.length + 2, _MAX_DRAFT)
-        elif accepted * 2 < drafted:
-            self.length = max(self.length - 1, 2)
+        else:
+            self.length = max(accepted + 1, _LEAST_DRAFT)
         if self._gain < _WORTHWHILE:
             self._pause, self._has_tried = _PAUSE_STEPS, False

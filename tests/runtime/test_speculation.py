@@ -54,6 +54,25 @@ def test_a_repeated_token_guesses_itself() -> None:
     assert PromptLookup([5, 5, 5, 5]).draft(3) == [5]
 
 
+def test_guesses_grow_shorter_at_once_when_they_go_wrong() -> None:
+    policy = policy_after_a_plain_step()
+    for _ in range(6):
+        length = policy.draft_length()
+        policy.note_guess(drafted=length, accepted=length, seconds=0.012)
+    assert policy.draft_length() == 12
+    policy.note_guess(drafted=12, accepted=1, seconds=0.025)
+    assert policy.draft_length() == 2
+
+
+def test_a_text_that_has_moved_on_is_noticed_within_seven_guesses() -> None:
+    policy = policy_after_a_plain_step()
+    for _ in range(6):
+        policy.note_guess(drafted=4, accepted=4, seconds=0.013)
+    for _ in range(7):
+        policy.note_guess(drafted=2, accepted=0, seconds=0.013)
+    assert policy.draft_length() == 0
+
+
 def test_the_first_step_is_plain_so_that_its_cost_is_known() -> None:
     assert SpeculationPolicy().draft_length() == 0
 
