@@ -1,7 +1,7 @@
 """One model with random weights, the same numbers for every contender.
 
 The shape is Qwen2.5-0.5B's. Speed does not depend on what weights say, but sampling depends on how
-flat the logits are, so the last norm's gain makes them as peaked as a trained model's.
+flat the logits are, so the last norm's gain makes them about as peaked as a trained model's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tokenizers.models import BPE
 
 Weights = npt.NDArray[np.float32]
 
-# Gaussian logits of deviation s over V tokens have an entropy of about ln V - s²/2; with V =
-# 151,936 this gain leaves 3 nats, about what a small model has on prose.
-_LOGIT_DEVIATION = 4.2
+# Chosen by trial, in int8: the likeliest 256 tokens hold 95 % of a row, as they do for the default
+# model on prose. Its median entropy is then about 3.5 nats against 2.6: no one gain matches both.
+_LOGIT_DEVIATION = 5.2
 _SPECIAL_TOKENS = ("<bos>", "<eos>")
 _PRINTABLE_ASCII = range(33, 127)
 
