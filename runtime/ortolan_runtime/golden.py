@@ -13,7 +13,8 @@ import numpy as np
 
 from ortolan_runtime.bundle import Golden, Manifest
 from ortolan_runtime.errors import BundleError
-from ortolan_runtime.model import Model, Output
+from ortolan_runtime.logits import Output
+from ortolan_runtime.model import Model
 
 # Mean difference of logprobs (natural log), in the middle one of the prompts.
 _TOLERANCE = 1.0

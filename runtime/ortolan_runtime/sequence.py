@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.events import Ending, Event, FinishReason, TokenScore
-from ortolan_runtime.model import Logits
+from ortolan_runtime.logits import Logits
 from ortolan_runtime.params import GenerationRequest
 from ortolan_runtime.sampling import top_logprobs
 from ortolan_runtime.scheduler import Work

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from ortolan_runtime.events import Ending, Event
 from ortolan_runtime.kvcache import KVCache, Tokens
-from ortolan_runtime.model import Logits, Model, Output
+from ortolan_runtime.logits import Logits, Output
+from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest
 from ortolan_runtime.sampling import sample
 from ortolan_runtime.scheduler import DecodeStep, ForkStep, PrefillStep, Scheduler

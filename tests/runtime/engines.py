@@ -16,7 +16,8 @@ from ortolan_runtime.bundle import open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.events import Ending, Event, TokenScore
 from ortolan_runtime.kvcache import KVCache
-from ortolan_runtime.model import Ids, Model, Output
+from ortolan_runtime.logits import Ids, Output
+from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
 from ortolan_runtime.scheduler import Scheduler
 from ortolan_runtime.stepper import Stepper

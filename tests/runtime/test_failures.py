@@ -12,7 +12,7 @@ from engines import Outcome, Seam, Sink, engine_around, engine_on, request, toge
 
 from ortolan_runtime.engine import Engine
 from ortolan_runtime.errors import EngineClosed
-from ortolan_runtime.model import Ids, Output
+from ortolan_runtime.logits import Ids, Output
 from ortolan_runtime.params import GenerationRequest
 
 POISON = 77  # a token whose row goes wrong

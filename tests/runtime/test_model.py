@@ -12,7 +12,9 @@ import pytest
 
 from ortolan_runtime.bundle import Bundle, Manifest, open_bundle
 from ortolan_runtime.errors import BundleError
-from ortolan_runtime.model import KVBuffers, Model, row_logsumexp
+from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.logits import row_logsumexp
+from ortolan_runtime.model import Model
 
 MB = 1 << 20
 PROMPT = np.array([40, 41, 42, 43, 44])
@@ -185,7 +187,7 @@ def test_swapped_rows_go_on_in_each_others_place(model: Model) -> None:
 def test_what_lies_behind_a_rows_end_is_never_read(model: Model) -> None:
     model.prefill(0, PROMPT, 0, np.array([4]))
     clean = model.decode(np.array([50]), np.array([5], np.int32)).logits.tobytes()
-    for array in model._buffers.arrays:
+    for array in model.buffers.arrays:
         array[:, :, 5:] = np.nan
     assert model.decode(np.array([50]), np.array([5], np.int32)).logits.tobytes() == clean
 

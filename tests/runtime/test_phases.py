@@ -52,7 +52,7 @@ def test_decoding_is_that_of_int4_alone_on_the_same_cache(phased: Path, int4: Pa
     tokens = np.array(PROMPT)
     both.prefill(0, tokens, 0, np.array([len(PROMPT) - 1]))
     four.prefill(0, tokens, 0, np.array([len(PROMPT) - 1]))
-    for ours, theirs in zip(four._buffers.arrays, both._buffers.arrays, strict=True):
+    for ours, theirs in zip(four.buffers.arrays, both.buffers.arrays, strict=True):
         ours[1, :, : len(PROMPT)] = theirs[1, :, : len(PROMPT)]  # row 0 is the spare one
     for step, token in enumerate((5, 6, 7)):
         past = np.array([len(PROMPT) + step], np.int32)

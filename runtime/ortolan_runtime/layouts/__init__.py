@@ -1,0 +1,1 @@
+"""How graphs keep their KV cache: one module a layout, each a ``Layout``."""

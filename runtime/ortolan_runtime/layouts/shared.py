@@ -1,0 +1,176 @@
+"""The layout ``shared``: past and present of a step are the same memory, written in place.
+
+A step writes only the new tokens, and binds the rows that it runs as one view of the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
+
+
+class SharedLayout:
+    """One graph that does all, or a second one that computes prompts over the same KV buffers.
+
+    Where one row alone would round differently from that row in a batch (``needs_spare``), a lone
+    row is decoded beside a spare one, row 0 of the buffers, so that its bits do not depend on
+    company.
+    """
+
+    def __init__(
+        self,
+        decoding: ort.InferenceSession,
+        prefilling: ort.InferenceSession | None,
+        manifest: Manifest,
+        *,
+        rows: int,
+        length: int,
+        needs_spare: bool,
+    ) -> None:
+        self._spare = 1 if needs_spare else 0
+        self.buffers = KVBuffers(manifest, rows=rows + self._spare, length=length)
+        self._decoding = _Graph(decoding, manifest, self.buffers)
+        self._prefilling = self._decoding
+        if prefilling is not None:
+            self._prefilling = _Graph(prefilling, manifest, self.buffers)
+
+    def prefill(self, row: int, tokens: Ids, past: int, positions: Ids) -> Output:
+        """Run int64 ``[n]`` tokens of one row on top of ``past`` ones; logits at ``positions``.
+
+        ``positions`` count from the first of ``tokens``, int64 ``[r]``.
+        """
+        wanted = positions
+        if self._spare and len(positions) == 1:
+            wanted = np.repeat(positions, 2)  # the head must not see a single row either
+        first, count = row + self._spare, len(positions)
+        output = self._prefilling.run(first, tokens[None, :], np.array([past], np.int32), wanted)
+        return Output(output.logits[:count], output.logsumexp[:count])
+
+    def verify(self, tokens: Ids, past: int) -> Output:
+        """Run int64 ``[n]`` tokens of the first row as decode steps would; logits at each."""
+        past_lengths = np.array([past], np.int32)
+        return self._decoding.run(
+            self._spare, tokens[None, :], past_lengths, np.arange(len(tokens))
+        )
+
+    def decode(self, tokens: Ids, past: Lengths) -> Output:
+        """Run one token of each of the first rows; ``tokens`` int64, ``past`` int32 ``[n]``."""
+        count = len(tokens)
+        if self._spare and count == 1:
+            twice, lengths = np.repeat(tokens, 2)[:, None], np.append(np.int32(0), past)
+            both = self._decoding.run(0, twice, lengths, np.arange(2))
+            return Output(both.logits[1:], both.logsumexp[1:])
+        return self._decoding.run(self._spare, tokens[:, None], past, np.arange(count))
+
+    @property
+    def binding_count(self) -> int:
+        """Return how many views of the buffers are bound; bounded by the rows, not by the steps."""
+        graphs = {id(graph): graph for graph in (self._decoding, self._prefilling)}
+        return sum(len(graph.bindings) for graph in graphs.values())
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` tokens of row ``source`` to row ``target``."""
+        self.buffers.copy(source + self._spare, target + self._spare, length)
+
+    def swap(self, one: int, one_length: int, other: int, other_length: int) -> None:
+        """Exchange two rows of which that many tokens are in use."""
+        spare = self._spare
+        self.buffers.swap(one + spare, one_length, other + spare, other_length)
+
+    def release(self, row: int, length: int) -> None:
+        """Give back the memory of one row beyond its first ``length`` tokens."""
+        self.buffers.release(row + self._spare, length)
+
+
+class _Graph:
+    """One session over the KV buffers, with a binding for each view of them."""
+
+    def __init__(
+        self, session: ort.InferenceSession, manifest: Manifest, buffers: KVBuffers
+    ) -> None:
+        self._session = session
+        self._manifest = manifest
+        self._buffers = buffers
+        self.bindings: dict[tuple[int, int], _Binding] = {}
+
+    def run(self, first_row: int, ids: Ids, past: Lengths, positions: Ids) -> Output:
+        """Run ``ids`` int64 ``[rows, tokens]`` on rows from ``first_row`` on.
+
+        Logits come at flat ``positions``. A batch or a sequence of size 0 would end the process
+        inside onnxruntime.
+        """
+        assert ids.size > 0, "a step runs at least one token"
+        rows = len(ids)
+        binding = self.bindings.get((first_row, rows))
+        if binding is None:
+            binding = self._bind(first_row, rows)
+        return binding.run(self._session, ids, past, positions)
+
+    def _bind(self, first_row: int, rows: int) -> _Binding:
+        # Made once for each view of the buffers: onnxruntime leaks what is bound anew every step.
+        views = [array[first_row : first_row + rows] for array in self._buffers.arrays]
+        binding = _Binding(self._session.io_binding(), self._manifest, views)
+        self.bindings[first_row, rows] = binding
+        return binding
+
+
+class _Binding:
+    """One view of the KV buffers, bound as past and present, with a step's small arrays."""
+
+    def __init__(
+        self, binding: ort.IOBinding, manifest: Manifest, views: Sequence[npt.NDArray[Any]]
+    ) -> None:
+        self._io = binding
+        self._graph = manifest.graph
+        self._vocab = manifest.vocab_size
+        self._shape: tuple[int, ...] = ()
+        names = [(layer, kind) for layer in range(manifest.layers) for kind in ("key", "value")]
+        for (layer, kind), view in zip(names, views, strict=True):
+            self._bind_input(self._graph.past.format(layer=layer, kind=kind), view)
+            self._bind_output(self._graph.present.format(layer=layer, kind=kind), view)
+
+    def run(self, session: ort.InferenceSession, ids: Ids, past: Lengths, positions: Ids) -> Output:
+        rows, count = ids.shape
+        self._prepare(rows, count, len(positions))
+        self._ids[:] = ids
+        np.add(past, count - 1, out=self._seqlens_k)
+        self._total[...] = self._seqlens_k.max() + 1
+        self._positions[:] = positions
+        session.run_with_iobinding(self._io)
+        if self._graph.logsumexp is None:
+            self._logsumexp[:] = row_logsumexp(self._logits)
+        return Output(self._logits, self._logsumexp)
+
+    def _prepare(self, rows: int, count: int, wanted: int) -> None:
+        """Bind arrays of these sizes, unless those of the last step fit."""
+        if self._shape == (rows, count, wanted):
+            return
+        self._shape = (rows, count, wanted)
+        self._ids = np.empty((rows, count), np.int64)
+        self._seqlens_k = np.empty(rows, np.int32)
+        self._total = np.empty((), np.int32)
+        self._positions = np.empty(wanted, np.int64)
+        self._logits = np.empty((wanted, self._vocab), np.float32)
+        self._logsumexp = np.empty(wanted, np.float32)
+        graph = self._graph
+        self._bind_input(graph.input_ids, self._ids)
+        self._bind_input(graph.seqlens_k, self._seqlens_k)
+        self._bind_input(graph.total_sequence_length, self._total)
+        self._bind_input(graph.logit_positions, self._positions)
+        self._bind_output(graph.logits, self._logits)
+        if graph.logsumexp is not None:
+            self._bind_output(graph.logsumexp, self._logsumexp)
+
+    def _bind_input(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def _bind_output(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._io.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
