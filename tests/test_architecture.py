@@ -151,7 +151,7 @@ def test_imports_are_found_wherever_they_hide() -> None:
         "class A:\n"
         "    import gguf\n"
         "    async def f(self):\n"
-        "        from ortolan_export import cli\n"
+        "        from ortolan_export import native\n"
         "from . import sibling\n"
     )
     assert [(i.module, i.is_lazy) for i in imports_in(source, "x.py")] == [

@@ -91,7 +91,7 @@ def test_an_architecture_that_is_not_known_is_refused_at_once(
     config = json.loads((source / "config.json").read_text()) | {"model_type": type_name}
     (source / "config.json").write_text(json.dumps(config))
     started = time.monotonic()
-    command = [sys.executable, "-m", "ortolan_export", str(source), str(tmp_path / "out")]
+    command = [sys.executable, "-m", "ortolan_server", "export", str(source), str(tmp_path / "out")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert time.monotonic() - started < 10
     assert run.returncode != 0

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ortolan_export.agreement import check_agreement, measure_agreement
-from ortolan_export.cli import verify_main
 from ortolan_export.errors import VerificationError
 from ortolan_export.native import export
 from ortolan_runtime.bundle import open_bundle
+from ortolan_server.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def test_an_agreement_below_the_least_is_flagged(
 def test_verify_prints_the_agreement(
     glass_bundle: Path, glass_bundle_fp32: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(glass_bundle), "--against", str(glass_bundle_fp32)]
-    assert verify_main([*arguments, "--least-agreement", "0.5"]) == 0
+    arguments = ["verify", str(glass_bundle), "--against", str(glass_bundle_fp32)]
+    assert main([*arguments, "--least-agreement", "0.5"]) == 0
     assert "greedy tokens are those of" in capsys.readouterr().out
-    assert verify_main([*arguments, "--least-agreement", "1.01"]) == 1
+    assert main([*arguments, "--least-agreement", "1.01"]) == 1
     assert "FAILED  agreement of at least 101 %" in capsys.readouterr().out
 
 

@@ -154,7 +154,7 @@ def _run_in_terminal(command: list[Any]) -> tuple[bytes, bytes]:
 
 
 def test_a_terminal_sees_a_progress_bar(checkpoint: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ortolan_export", checkpoint, tmp_path / "out"]
+    command = [sys.executable, "-m", "ortolan_server", "export", checkpoint, tmp_path / "out"]
     printed, seen = _run_in_terminal(command)
     assert b"writing weights" in seen
     assert printed.startswith(f"{tmp_path / 'out'}: model, llama, int8".encode())

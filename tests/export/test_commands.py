@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from families import FAMILIES
 
-from ortolan_export.cli import inspect_main, verify_main
 from ortolan_export.inspection import kind_of
 from ortolan_runtime.bundle import WEIGHTS_NAME, open_bundle, write_manifest
+from ortolan_server.cli import main
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 def test_inspect_tells_what_a_bundle_is_and_needs(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert inspect_main([str(bundle)]) == 0
+    assert main(["inspect", str(bundle)]) == 0
     lines = _lines(capsys)
     assert lines["model"] == "tiny-llama, llama"
     assert lines["KV cache"] == "2 layers x 2 heads x 16, float32, shared"
@@ -45,7 +45,7 @@ def test_inspect_tells_what_a_bundle_is_and_needs(
 def test_the_weights_that_inspect_lists_are_the_data_file(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inspect_main([str(bundle)])
+    main(["inspect", str(bundle)])
     lines = _lines(capsys)
     kinds = ("MLP", "attention", "embedding and head", "norms", "rotary tables", "constants")
     total = sum(float(lines[kind].split(" MB")[0]) for kind in kinds) * 1e6
@@ -86,7 +86,7 @@ def test_a_tensors_name_says_what_it_is_for(name: str, kind: str) -> None:
 
 
 def test_verify_finds_a_good_bundle_good(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_main([str(bundle)]) == 0
+    assert main(["verify", str(bundle)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "ok      digests",
@@ -106,19 +106,18 @@ def test_verify_finds_weights_that_compute_something_else(
     weights = np.fromfile(bundle / WEIGHTS_NAME, np.int8)
     (-weights).tofile(bundle / WEIGHTS_NAME)  # other numbers, with digests to match
     write_manifest(bundle, manifest)
-    assert verify_main([str(bundle)]) == 1
+    assert main(["verify", str(bundle)]) == 1
     assert "FAILED  golden prompts: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [inspect_main, verify_main])
+@pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_damaged_bundle_ends_in_one_line(
-    command: object, bundle: Path, capsys: pytest.CaptureFixture[str]
+    command: str, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = bytearray((bundle / WEIGHTS_NAME).read_bytes())
     weights[5000] ^= 1
     (bundle / WEIGHTS_NAME).write_bytes(weights)
-    assert callable(command)
-    assert command([str(bundle)]) == 1
+    assert main([command, str(bundle)]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.fullmatch(r"ortolan: error: .*model\.onnx\.data is damaged.*\n", printed.err)

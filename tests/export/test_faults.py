@@ -19,8 +19,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ortolan_export.checkpoint import load_tokenizer
-from ortolan_export.cli import main
 from ortolan_runtime.bundle import new_folder, open_bundle
+from ortolan_server.cli import main
 
 _DYING_EXPORT = """
 import os, signal, sys
@@ -34,20 +34,21 @@ export(Path(sys.argv[1]), Path(sys.argv[2]), report=report)
 
 _TERMINATED_EXPORT = """
 import contextlib, os, signal, sys
-from ortolan_export import cli
+from ortolan_export.commands import export
+from ortolan_server.cli import main
 def report(stage, done, total):
     if stage == sys.argv[3] and done >= total // 2:
         os.kill(os.getpid(), signal.SIGTERM)
-cli.progress_bar = lambda: contextlib.nullcontext(report)
-sys.exit(cli.main(sys.argv[1:3]))
+export.progress_bar = lambda: contextlib.nullcontext(report)
+sys.exit(main(["export", *sys.argv[1:3]]))
 """
 
 _EXPORT_ON_A_FULL_DISK = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-from ortolan_export.cli import main
-sys.exit(main(sys.argv[1:]))
+from ortolan_server.cli import main
+sys.exit(main(["export", *sys.argv[1:]]))
 """
 
 
@@ -76,7 +77,7 @@ def _rewrite_tensors(checkpoint: Path, changes: dict[str, Any]) -> None:
 def _refusal(source: Path, out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """Return the one line that an export ends with, having checked all that must hold of it."""
     before = sorted(out.parent.iterdir())
-    assert main([str(source), str(out), *options]) == 1
+    assert main(["export", str(source), str(out), *options]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("ortolan: error: ")
@@ -284,7 +285,7 @@ def test_a_folder_that_is_no_bundle_is_not_replaced(
 
 def test_an_unknown_option_ends_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        main(["source", "out", "--precision", "int3"])
+        main(["export", "source", "out", "--precision", "int3"])
     assert exit_info.value.code == 2
     assert "usage: ortolan export" in capsys.readouterr().err
 
@@ -292,7 +293,7 @@ def test_an_unknown_option_ends_with_the_usage(capsys: pytest.CaptureFixture[str
 def test_an_export_killed_midway_leaves_the_old_bundle_intact(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
     before = open_bundle(tmp_path / "out", always_verify=True).manifest
     dying = subprocess.run(
         [sys.executable, "-c", _DYING_EXPORT, checkpoint, tmp_path / "out"], check=False
@@ -305,14 +306,14 @@ def test_what_a_killed_export_left_goes_at_the_next(checkpoint: Path, tmp_path: 
     subprocess.run([sys.executable, "-c", _DYING_EXPORT, checkpoint, tmp_path / "out"], check=False)
     (left,) = tmp_path.glob(".out.*")
     os.utime(left, (0, 0))
-    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "out"]
 
 
 def test_what_another_export_is_writing_stays(checkpoint: Path, tmp_path: Path) -> None:
     with new_folder(tmp_path / "out") as written:
         os.utime(written, (0, 0))
-        assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+        assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
         assert written.is_dir()
         shutil.copytree(tmp_path / "out", written, dirs_exist_ok=True)
     open_bundle(tmp_path / "out", always_verify=True)
@@ -324,7 +325,7 @@ def test_what_another_export_is_writing_stays(checkpoint: Path, tmp_path: Path) 
 def test_a_terminated_export_leaves_the_old_bundle_and_nothing_else(
     stage: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
     before = sorted(tmp_path.iterdir())
     stopped = subprocess.run(
         [sys.executable, "-c", _TERMINATED_EXPORT, checkpoint, tmp_path / "out", stage],
@@ -332,8 +333,8 @@ def test_a_terminated_export_leaves_the_old_bundle_and_nothing_else(
         capture_output=True,
         text=True,
     )
-    assert stopped.returncode == 1
-    assert stopped.stderr == "ortolan: error: interrupted; nothing was written\n"
+    assert stopped.returncode == 130
+    assert stopped.stderr == "ortolan: interrupted; nothing was written\n"
     assert sorted(tmp_path.iterdir()) == before
     open_bundle(tmp_path / "out", always_verify=True)
 
@@ -341,7 +342,7 @@ def test_a_terminated_export_leaves_the_old_bundle_and_nothing_else(
 def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
     before = sorted(tmp_path.iterdir())
     failed = subprocess.run(
         [sys.executable, "-c", _EXPORT_ON_A_FULL_DISK, checkpoint, tmp_path / "out"],

@@ -11,8 +11,8 @@ _EXPORT = """
 import sys
 for package in ("torch", "transformers", "optimum"):
     sys.modules[package] = None  # as if it were not installed
-from ortolan_export.cli import main
-sys.exit(main(sys.argv[1:]))
+from ortolan_server.cli import main
+sys.exit(main(["export", *sys.argv[1:]]))
 """
 
 
@@ -26,7 +26,9 @@ def test_a_checkpoint_is_exported_where_torch_is_absent(
 def test_asking_for_help_loads_no_exporter() -> None:
     code = (
         "import sys\n"
-        "from ortolan_export.cli import main\n"
+        "from ortolan_server.cli import parser\n"
+        "from ortolan_server.commands.registry import COMMANDS\n"
+        "parser(*(c for c in COMMANDS if 'ortolan_export' in c.module))\n"
         "heavy = {'onnx_ir', 'onnxruntime', 'gguf', 'tqdm'}\n"
         "sys.exit(len(heavy & set(sys.modules)))\n"
     )

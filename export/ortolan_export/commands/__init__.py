@@ -1,0 +1,1 @@
+"""The exporter's commands, one module each; the server's registry lists them."""

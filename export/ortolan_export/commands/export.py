@@ -1,0 +1,99 @@
+"""``ortolan export``: makes a bundle from a model's weights."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ortolan_export.progress import progress_bar
+from ortolan_export.source import PRECISIONS
+from ortolan_runtime.bundle import Manifest
+
+EXAMPLES = """\
+  ortolan export ./SmolLM2-135M-Instruct ./smollm2
+  ortolan export ./model.Q4_1.gguf ./smollm2 --precision fp32
+  ortolan export ./Llama-3.2-1B ./llama --context-length 8192 --name llama-3.2-1b
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    add = parser.add_argument
+    add(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="a Hugging Face model directory (safetensors) or a GGUF file",
+    )
+    add("out", type=Path, metavar="OUT", help="the bundle's folder; a bundle there is replaced")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        default="int8",
+        help="how weights are stored and multiplied (default: %(default)s)",
+    )
+    add("--name", help="the name the server shows (default: the source's own)")
+    add(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="tokens that a prompt and its completion may take together (default: the model's)",
+    )
+    add(
+        "--int4-accuracy-level",
+        type=int,
+        choices=(0, 4),
+        default=4,
+        help="4 quantises the activations of 4-bit layers to 8 bits, twice as fast; "
+        "0 leaves them in float32 (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, and say what was written. Raises ExportError's tree and OSError."""
+    try:
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            manifest = _export(arguments)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("nothing was written") from None
+    sys.stdout.write(f"{_summary(arguments.out, manifest)}\n")
+    return 0
+
+
+@contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Let ``signals`` do what Ctrl-C does, so that nothing half-written stays behind."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _export(arguments: argparse.Namespace) -> Manifest:
+    # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
+    from ortolan_export.native import export
+
+    with progress_bar() as report:
+        return export(
+            arguments.source,
+            arguments.out,
+            precision=arguments.precision,
+            name=arguments.name,
+            context_length=arguments.context_length,
+            int4_accuracy_level=arguments.int4_accuracy_level,
+            report=report,
+        )
+
+
+def _summary(out: Path, manifest: Manifest) -> str:
+    size = sum(record.size for record in manifest.files) / 1e6
+    return (
+        f"{out}: {manifest.name}, {manifest.architecture}, {manifest.precision}, "
+        f"context {manifest.context_length}, {size:.0f} MB"
+    )
