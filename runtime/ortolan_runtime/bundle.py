@@ -9,14 +9,7 @@ source has one. It is written atomically and refused when anything about it is o
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
-import glob
 import hashlib
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -24,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from ortolan_runtime.errors import BundleError
+from ortolan_runtime.folders import replaced_folder
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "bundle.json"
@@ -34,11 +28,6 @@ TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 _READ_BYTES = 1 << 20
-_ABANDONED_AFTER_S = 60.0  # longer than a process takes from making a folder to locking it
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's values
-# Linux's values, for renameat2(2), which Python does not offer.
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 Precision = Literal["int8", "int4", "fp16", "fp32", "int8+int4"]
 KVLayout = Literal["shared", "concat"]
@@ -212,32 +201,16 @@ def new_folder(destination: Path) -> Iterator[Path]:
     """Give a temporary sibling of ``destination`` to fill; on success it takes that name, else it
     goes.
 
-    Every file is synced to disk before the rename. A bundle already at ``destination`` is replaced
-    in the last moment and is intact after any failure. What a process that was killed has left
-    behind goes at the next call. Raises BundleError when ``destination`` exists and is no bundle.
+    A bundle already at ``destination`` is replaced in the last moment and is intact after any
+    failure. Raises BundleError when ``destination`` exists and is no bundle.
     """
     destination = destination.absolute()
     if destination.exists() and not _is_replaceable(destination):
         raise BundleError(
             f"{destination} exists and is no bundle; remove it or choose another name"
         )
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(destination)
-    # mkdtemp gives 0700, while a bundle should be as readable as any folder that the user makes.
-    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    temporary.chmod(0o777 & ~_umask())
-    lock = os.open(temporary, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
-        yield temporary
-        for file in temporary.iterdir():
-            _sync(file)
-        _sync(temporary)
-        _replace(temporary, destination)
-        _sync(destination.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        os.close(lock)
+    with replaced_folder(destination) as folder:
+        yield folder
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
@@ -331,62 +304,3 @@ def _is_replaceable(destination: Path) -> bool:
     if not destination.is_dir():
         return False
     return (destination / MANIFEST_NAME).exists() or not any(destination.iterdir())
-
-
-def _replace(temporary: Path, destination: Path) -> None:
-    """Give ``temporary`` the name ``destination``; a folder already there becomes ``temporary``."""
-    if not destination.exists():
-        temporary.rename(destination)
-    elif not _exchange(temporary, destination):
-        _put_aside(temporary, destination)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once, so that no moment is without either; False where that fails."""
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    if renameat2 is None:
-        return False
-    here, names = ctypes.c_int(_AT_FDCWD), (os.fsencode(one), os.fsencode(other))
-    return bool(renameat2(here, names[0], here, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0)
-
-
-def _put_aside(temporary: Path, destination: Path) -> None:
-    """Rename ``temporary`` to ``destination``, whose folder is kept aside until that is done."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
-    old = aside / destination.name
-    destination.rename(old)
-    try:
-        temporary.rename(destination)
-    except BaseException:
-        old.rename(destination)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_abandoned(destination: Path) -> None:
-    """Remove temporary folders of processes that were killed: old ones that nobody has locked."""
-    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.????????"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime < _ABANDONED_AFTER_S:
-                continue
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            finally:
-                os.close(lock)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
