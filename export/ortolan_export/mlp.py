@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortolan_export.architectures.family import Activation, Decoder
-from ortolan_export.graph import MICROSOFT, GraphBuilder
+from ortolan_export.operators import DecoderGraph
 from ortolan_export.quantize import Linears
 
 
@@ -16,7 +16,7 @@ from ortolan_export.quantize import Linears
 class MLP:
     """Emits the MLPs of one decoder."""
 
-    graph: GraphBuilder
+    graph: DecoderGraph
     linears: Linears
     decoder: Decoder
 
@@ -44,24 +44,23 @@ class MLP:
         return _ACTIVATIONS[self.decoder.activation](self.graph, x)
 
 
-def _silu(graph: GraphBuilder, x: ir.Value) -> ir.Value:
-    # x * sigmoid(1.0 * x) in one pass over memory.
-    return graph.op("QuickGelu", x, domain=MICROSOFT, alpha=1.0)
+def _silu(graph: DecoderGraph, x: ir.Value) -> ir.Value:
+    return graph.silu(x)
 
 
-def _gelu(graph: GraphBuilder, x: ir.Value) -> ir.Value:
+def _gelu(graph: DecoderGraph, x: ir.Value) -> ir.Value:
     return graph.op("Gelu", x, approximate="none")
 
 
-def _gelu_tanh(graph: GraphBuilder, x: ir.Value) -> ir.Value:
+def _gelu_tanh(graph: DecoderGraph, x: ir.Value) -> ir.Value:
     return graph.op("Gelu", x, approximate="tanh")
 
 
-def _relu(graph: GraphBuilder, x: ir.Value) -> ir.Value:
+def _relu(graph: DecoderGraph, x: ir.Value) -> ir.Value:
     return graph.op("Relu", x)
 
 
-_ACTIVATIONS: Mapping[Activation, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
+_ACTIVATIONS: Mapping[Activation, Callable[[DecoderGraph, ir.Value], ir.Value]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,

@@ -10,10 +10,9 @@ from tokenizers import Tokenizer
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
-from ortolan_export.attention import NAMES
 from ortolan_export.calibration import TEXT
 from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
-from ortolan_export.errors import SourceError
+from ortolan_export.errors import ExportError, SourceError
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.source import (
@@ -26,10 +25,18 @@ from ortolan_export.source import (
     Texts,
     digest,
 )
+from ortolan_export.targets import (
+    Engines,
+    check_decoder,
+    choose_precision,
+    graph_names,
+    plan_engines,
+)
 from ortolan_export.verify import record_golden
 from ortolan_runtime.bundle import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
+    Device,
     Manifest,
     new_folder,
     write_manifest,
@@ -48,27 +55,37 @@ def export(
     source: Path,
     out: Path,
     *,
-    precision: NativePrecision = "int8",
+    precision: NativePrecision | None = None,
+    target: Device = "cpu",
     name: str | None = None,
     context_length: int | None = None,
-    int4_accuracy_level: AccuracyLevel = 4,
+    int4_accuracy_level: AccuracyLevel | None = None,
+    engines: Engines | None = None,
     report: Report | None = None,
 ) -> Manifest:
     """Write a bundle of the model at ``source`` to the folder ``out`` and return its manifest.
 
-    ``source`` is a Hugging Face directory or a GGUF file; ``name`` defaults to the source's own;
-    ``context_length`` to the model's; ``int4_accuracy_level`` 4 quantises the activations of 4-bit
-    layers to 8 bits, 0 leaves them. A bundle already at ``out`` is replaced in the last moment.
-    ``report`` is told (stage, units done, units in all). Raises ExportError, BundleError.
+    ``source`` is a Hugging Face directory or a GGUF file; ``precision`` defaults to the first of
+    the ``target``'s; ``name`` to the source's own; ``context_length`` to the model's;
+    ``int4_accuracy_level`` 4, the default on the CPU, quantises the activations of 4-bit layers to
+    8 bits, 0 leaves them; ``engines`` are those that TensorRT will build. A bundle already at
+    ``out`` is replaced in the last moment. ``report`` is told (stage, units done, units in all).
+    Raises ExportError, BundleError.
     """
     say = report or _say_nothing
+    stored = _storage(target, precision, int4_accuracy_level)
+    if engines is not None and target != "tensorrt":
+        raise ExportError(f"--engine-rows and --engine-chunk are for tensorrt, got --for {target}")
     checkpoint = open_checkpoint(source)
     decoder = plan_decoder(checkpoint, context_length)
+    check_decoder(decoder, target, stored.precision)
     texts = checkpoint.texts()
     tokenizer = _tokenizer(texts, decoder)
     prompts = _golden_prompts(tokenizer, decoder)
-    stored = Storage(precision=precision, int4_accuracy_level=int4_accuracy_level)
     manifest = _describe(decoder, texts, stored, name or checkpoint.name)
+    if target == "tensorrt":
+        plan = plan_engines(engines or Engines(), stored.precision)
+        manifest = msgspec.structs.replace(manifest, engines=plan)
     prepared = Source(
         open=lambda stage: _counted(checkpoint, say, stage),
         decoder=decoder,
@@ -90,6 +107,19 @@ def open_checkpoint(source: Path) -> Checkpoint:
     if source.is_file():
         return GGUFCheckpoint(source)
     raise SourceError(f"no model at {source}: give a Hugging Face directory or a GGUF file")
+
+
+def _storage(
+    target: Device, precision: NativePrecision | None, accuracy_level: AccuracyLevel | None
+) -> Storage:
+    """Return how weights are stored. Raises ExportError for what the target does not take."""
+    chosen = choose_precision(target, precision)
+    if target != "cpu" and accuracy_level == 4:
+        raise ExportError(
+            f"--int4-accuracy-level for {target} must be 0, got 4: activations stay in fp16 there"
+        )
+    level: AccuracyLevel = 0 if target != "cpu" else 4 if accuracy_level is None else accuracy_level
+    return Storage(precision=chosen, target=target, int4_accuracy_level=level)
 
 
 def _counted(checkpoint: Checkpoint, say: Report, stage: str) -> Tensors:
@@ -116,14 +146,17 @@ def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Man
         architecture=decoder.architecture.model_type,
         source_digest="",
         precision=stored.precision,
+        target=stored.target,
         int4_accuracy_level=stored.int4_accuracy_level if stored.has_int4 else None,
         context_length=decoder.context_length,
         vocab_size=decoder.vocab_size,
         layers=decoder.layers,
         kv_heads=decoder.kv_heads,
         head_size=decoder.head_size,
+        kv_layout="static" if stored.target == "tensorrt" else "shared",
+        kv_dtype=stored.kv_dtype,
         single_row_exact=stored.precision == "int8",
-        graph=NAMES,
+        graph=graph_names(decoder, stored.target),
         prefill_graph=stored.prefill_graph,
         bos_token_id=texts.bos_token_id,
         eos_token_ids=texts.eos_token_ids,

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.architectures.family import Decoder
-from ortolan_export.graph import MICROSOFT, GraphBuilder
+from ortolan_export.operators import DecoderGraph
 from ortolan_export.source import Tensors
 
 
@@ -16,7 +16,7 @@ from ortolan_export.source import Tensors
 class Norms:
     """Emits the norms of one decoder, RMS or layer norms, as its family has them."""
 
-    graph: GraphBuilder
+    graph: DecoderGraph
     tensors: Tensors
     decoder: Decoder
 
@@ -25,8 +25,7 @@ class Norms:
         if self.decoder.architecture.norm == "rms":
             return self._rms(module, x)
         gain, bias = self._gain(module), self._bias(module)
-        epsilon = self.decoder.norm_epsilon
-        return self.graph.op("LayerNormalization", x, gain, bias, axis=-1, epsilon=epsilon)
+        return self.graph.layer_norm(x, gain, bias, self.decoder.norm_epsilon)
 
     def added(
         self, module: str | None, residual: ir.Value, written: ir.Value | None
@@ -52,37 +51,23 @@ class Norms:
         return graph.op("Reshape", normed, graph.constant([0, 0, heads * size], np.int64))
 
     def _rms(self, module: str, x: ir.Value) -> ir.Value:
-        return self.graph.op(
-            "SimplifiedLayerNormalization",
-            x,
-            self._gain(module),
-            axis=-1,
-            epsilon=self.decoder.norm_epsilon,
-            stash_type=1,
-        )
+        return self.graph.rms_norm(x, self._gain(module), self.decoder.norm_epsilon)
 
     def _skip_norm(
         self, module: str, residual: ir.Value, written: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        is_rms = self.decoder.architecture.norm == "rms"
-        normed, _, _, total = self.graph.op_with(
-            4,
-            "SkipSimplifiedLayerNormalization" if is_rms else "SkipLayerNormalization",
-            residual,
-            written,
-            self._gain(module),
-            None if is_rms else self._bias(module),
-            domain=MICROSOFT,
-            epsilon=self.decoder.norm_epsilon,
-        )
-        return normed, total
+        gain, epsilon = self._gain(module), self.decoder.norm_epsilon
+        if self.decoder.architecture.norm == "rms":
+            return self.graph.added_rms_norm(residual, written, gain, epsilon)
+        bias = self._bias(module)
+        return self.graph.added_layer_norm(residual, written, gain, bias, epsilon)
 
     def _gain(self, module: str) -> ir.Value:
         name = f"{module}.weight"
-        return self.graph.tensor(name, self.tensors.read(name))
+        return self.graph.weight(name, self.tensors.read(name))
 
     def _bias(self, module: str) -> ir.Value | None:
         name = f"{module}.bias"
         if name not in self.tensors.shapes:
             return None
-        return self.graph.tensor(name, self.tensors.read(name))
+        return self.graph.weight(name, self.tensors.read(name))

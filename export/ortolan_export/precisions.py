@@ -8,28 +8,47 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ortolan_export.architectures.arrangement import ArrangedTensors
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.balance import Activity, BalancedTensors
 from ortolan_export.blocks import Blocks
 from ortolan_export.calibration import measure_activity
-from ortolan_export.graph import GraphBuilder
 from ortolan_export.int4 import Int4Linears
-from ortolan_export.quantize import Float32Linears, Int8Linears, Linears
+from ortolan_export.operators import DecoderGraph, FusedGraph, StandardGraph
+from ortolan_export.quantize import FloatLinears, Int8Linears, Linears
 from ortolan_export.rotation import Prepared, flatten_activations
-from ortolan_export.source import AccuracyLevel, NativePrecision, Report, Tensors
+from ortolan_export.source import AccuracyLevel, Element, NativePrecision, Report, Tensors
 from ortolan_export.weightfile import WeightFile
-from ortolan_runtime.bundle import GRAPH_NAME, PREFILL_GRAPH_NAME, WEIGHTS_NAME, Manifest
+from ortolan_runtime.bundle import (
+    GRAPH_NAME,
+    PREFILL_GRAPH_NAME,
+    WEIGHTS_NAME,
+    Device,
+    KVDtype,
+    Manifest,
+)
 
-MakeLinears = Callable[[GraphBuilder, Tensors], Linears]
+MakeLinears = Callable[[DecoderGraph, Tensors], Linears]
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """How weights are stored and multiplied."""
+    """How weights are stored and multiplied, and by the operators of which device."""
 
     precision: NativePrecision
+    target: Device = "cpu"
     int4_accuracy_level: AccuracyLevel = 4
+
+    @property
+    def element(self) -> Element:
+        """Return the type of activations, of the KV cache and of weights in floating point."""
+        return np.float16 if self.precision == "fp16" or self.target == "cuda" else np.float32
+
+    @property
+    def kv_dtype(self) -> KVDtype:
+        """Return the type of the KV cache."""
+        return "float16" if self.element is np.float16 else "float32"
 
     @property
     def has_int4(self) -> bool:
@@ -51,7 +70,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with all that the int8 precisions ask of it.
 
     ``open`` gives the checkpoint's own tensors, reporting under the name of a stage; ``manifest``
-    tells the size of the KV cache; ``calibration`` are the token ids of a text of many kinds.
+    tells the size of the KV cache and the names of inputs and outputs; ``calibration`` are the
+    token ids of a text of many kinds.
     """
 
     open: Callable[[str], Tensors]
@@ -70,17 +90,23 @@ def write_graphs(folder: Path, source: Source, stored: Storage) -> None:
     activity = _activity(folder, source, stored)
     arranged = ArrangedTensors(source.open("writing weights"), source.decoder)
     with WeightFile(folder / WEIGHTS_NAME) as weights:
-        if stored.precision == "fp32":
-            _write(folder / GRAPH_NAME, weights, source.decoder, arranged, Float32Linears)
         if stored.has_int4:
-            make: MakeLinears = partial(Int4Linears, accuracy_level=stored.int4_accuracy_level)
-            _write(folder / GRAPH_NAME, weights, source.decoder, arranged, make)
+            make = partial(_int4_linears, stored)
+            _write(folder / GRAPH_NAME, weights, source, stored, arranged, make)
         if stored.has_int8:
             name = stored.prefill_graph or GRAPH_NAME
             prepared = _flattened(arranged, source, stored)
             balanced = BalancedTensors(prepared.tensors, source.decoder, activity)
-            make = partial(Int8Linears, flat=prepared.flat)
-            _write(folder / name, weights, source.decoder, balanced, make)
+            linears = partial(Int8Linears, flat=prepared.flat)
+            _write(folder / name, weights, source, stored, balanced, linears)
+        if not (stored.has_int4 or stored.has_int8):
+            _write(folder / GRAPH_NAME, weights, source, stored, arranged, FloatLinears)
+
+
+def _int4_linears(stored: Storage, graph: DecoderGraph, tensors: Tensors) -> Linears:
+    """Return 4-bit layers with embedding and head in int8, or, where that has no kernel, fp16."""
+    outer = None if stored.target == "cpu" else FloatLinears(graph, tensors)
+    return Int4Linears(graph, tensors, outer=outer, accuracy_level=stored.int4_accuracy_level)
 
 
 def _flattened(tensors: Tensors, source: Source, stored: Storage) -> Prepared:
@@ -113,8 +139,15 @@ def _activity(folder: Path, source: Source, stored: Storage) -> Activity:
 
 
 def _write(
-    path: Path, weights: WeightFile, decoder: Decoder, tensors: Tensors, make: MakeLinears
+    path: Path,
+    weights: WeightFile,
+    source: Source,
+    stored: Storage,
+    tensors: Tensors,
+    make: MakeLinears,
 ) -> None:
-    graph = GraphBuilder(weights)
-    Blocks(graph, make(graph, tensors), tensors, decoder).build()
+    flavour = StandardGraph if stored.target == "tensorrt" else FusedGraph
+    graph = flavour(weights, stored.element)
+    linears = make(graph, tensors)
+    Blocks(graph, linears, tensors, source.decoder, source.manifest.graph).build()
     graph.save(path)

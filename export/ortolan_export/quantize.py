@@ -16,8 +16,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortolan_export.graph import MICROSOFT, GraphBuilder
-from ortolan_export.source import Float32, Tensors, row_slices
+from ortolan_export.graph import MICROSOFT
+from ortolan_export.operators import DecoderGraph
+from ortolan_export.source import Array, Float32, Tensors, row_slices
 
 _LOOKUP_LIMIT = 127  # a table that is only looked up meets no integer product
 _SMALLEST_SCALE = 1e-30  # a row of zeros, or nearly, would divide by zero
@@ -69,12 +70,13 @@ class Linears(Protocol):
         """Return the logits of ``x`` by the table that ``tied_embedding`` has stored."""
 
 
-class Float32Linears:
-    """Weights as they are, in the checkpoint's own orientation ``[out, in]``."""
+class FloatLinears:
+    """Weights as they are, in the graph's element type and the checkpoint's own orientation
+    ``[out, in]``."""
 
     expert_bits: ExpertBits = 32
 
-    def __init__(self, graph: GraphBuilder, tensors: Tensors) -> None:
+    def __init__(self, graph: DecoderGraph, tensors: Tensors) -> None:
         self._graph = graph
         self._tensors = tensors
         self._tables: dict[str, ir.Value] = {}
@@ -82,15 +84,17 @@ class Float32Linears:
     def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
         """Return ``x @ weight.T + bias`` for the packed weights."""
         rows, columns = _packed_shape(self._tensors, modules)
-        parts = (part for module in modules for part in _row_slices(self._tensors, module))
-        weight = self._graph.streamed(f"{name}.weight", np.float32, (rows, columns), parts)
-        return add_bias(self._graph, self._tensors, name, self._product(x, weight), modules)
+        parts = (part for module in modules for part in self._parts(module))
+        element = self._graph.element
+        weight = self._graph.streamed(f"{name}.weight", element, (rows, columns), parts)
+        product = self._graph.product(x, weight)
+        return add_bias(self._graph, self._tensors, name, product, modules)
 
     def embedding(self, module: str, token_ids: ir.Value) -> ir.Value:
         """Return the rows of the table."""
         shape = self._tensors.shapes[f"{module}.weight"]
-        parts = _row_slices(self._tensors, module)
-        table = self._graph.streamed(f"{module}.weight", np.float32, shape, parts)
+        element, parts = self._graph.element, self._parts(module)
+        table = self._graph.streamed(f"{module}.weight", element, shape, parts)
         self._tables[module] = table
         return self._graph.op("Gather", table, token_ids, axis=0)
 
@@ -104,10 +108,11 @@ class Float32Linears:
 
     def tied_head(self, module: str, x: ir.Value) -> ir.Value:
         """Return ``x @ table.T``."""
-        return self._product(x, self._tables[module])
+        return self._graph.product(x, self._tables[module])
 
-    def _product(self, x: ir.Value, weight: ir.Value) -> ir.Value:
-        return self._graph.op("FusedMatMul", x, weight, domain=MICROSOFT, transB=1)
+    def _parts(self, module: str) -> Iterator[Array]:
+        for part in _row_slices(self._tensors, module):
+            yield self._graph.as_elements(f"{module}.weight", part)
 
 
 class Int8Linears:
@@ -119,7 +124,7 @@ class Int8Linears:
     expert_bits: ExpertBits = 8
 
     def __init__(
-        self, graph: GraphBuilder, tensors: Tensors, flat: Collection[str] = frozenset()
+        self, graph: DecoderGraph, tensors: Tensors, flat: Collection[str] = frozenset()
     ) -> None:
         self._graph = graph
         self._tensors = tensors
@@ -255,7 +260,7 @@ def _packed_shape(tensors: Tensors, modules: Sequence[str]) -> tuple[int, int]:
 
 
 def add_bias(
-    graph: GraphBuilder,
+    graph: DecoderGraph,
     tensors: Tensors,
     name: str,
     product: ir.Value,
@@ -270,4 +275,4 @@ def add_bias(
         else np.zeros(tensors.shapes[f"{module}.weight"][0], np.float32)
         for module in modules
     ]
-    return graph.op("Add", product, graph.tensor(f"{name}.bias", np.concatenate(biases)))
+    return graph.op("Add", product, graph.weight(f"{name}.bias", np.concatenate(biases)))

@@ -22,9 +22,10 @@ from ortolan_runtime.bundle import GenerationDefaults
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 Report = Callable[[str, int, int], None]  # told (stage, units done, units in all)
-NativePrecision = Literal["int8", "int4", "int8+int4", "fp32"]
+Element = type[np.float32] | type[np.float16]  # of activations
+NativePrecision = Literal["int8", "int4", "int8+int4", "fp32", "fp16"]
 AccuracyLevel = Literal[0, 4]  # of the operator MatMulNBits: activations in float32 or 8 bits
-PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "int8+int4", "fp32")
+PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "int8+int4", "fp32", "fp16")
 
 _READ_BYTES = 1 << 20
 _SLICE_ELEMENTS = 1 << 24  # 64 MB as float32

@@ -13,11 +13,11 @@ import numpy as np
 
 from ortolan_export.errors import VerificationError
 from ortolan_export.source import Float32
-from ortolan_runtime.bundle import GRAPH_NAME, Golden, Manifest
+from ortolan_runtime.bundle import GRAPH_NAME, Golden, KVDtype, Manifest
 
 _GOLDEN_TOKENS = 8
 # Kernels for one row and for many add in different orders, which float32 shows and int8 does not.
-_FLOAT_TOLERANCE = 1e-3
+_TOLERANCES: Mapping[KVDtype, float] = {"float32": 1e-3, "float16": 5e-2}
 
 
 class GraphRunner:
@@ -32,9 +32,9 @@ class GraphRunner:
         self._decode = _session(folder / GRAPH_NAME)
         second = manifest.prefill_graph
         self._prefill = self._decode if second is None else _session(folder / second)
-        shape = (rows, manifest.kv_heads, length, manifest.head_size)
-        self._caches = {
-            (layer, kind): np.full(shape, 7.0, np.float32)
+        shape = (rows, manifest.kv_heads, manifest.cache_length(length), manifest.head_size)
+        self._caches: dict[tuple[int, str], Any] = {
+            (layer, kind): np.full(shape, 7.0, manifest.kv_dtype)
             for layer in range(manifest.layers)
             for kind in ("key", "value")
         }
@@ -67,14 +67,18 @@ class GraphRunner:
         for index, row in enumerate(rows):
             ids[index, : len(row)] = row
         lengths = np.array([p + len(r) for p, r in zip(pasts, rows, strict=True)], np.int32)
+        first = np.array(pasts, np.int64)
         names = self._names
         feeds = {
             names.input_ids: ids,
+            names.position_ids: first[:, None] + np.arange(width),
             names.seqlens_k: lengths - np.int32(1),
             names.total_sequence_length: np.array(lengths.max(), np.int32),
+            names.write_indices: first,
             names.logit_positions: np.array(positions, np.int64),
         }
-        return self._run(self._prefill if width > 1 else self._decode, feeds, outputs)
+        wanted = {name: array for name, array in feeds.items() if name is not None}
+        return self._run(self._prefill if width > 1 else self._decode, wanted, outputs)
 
     def share_caches(self, other: GraphRunner) -> None:
         """Take the KV buffers of another runner of the same model, with what they hold."""
@@ -94,7 +98,7 @@ class GraphRunner:
             binding.bind_output(name, "cpu")
         for (layer, kind), cache in self._caches.items():
             active = cache[:count]
-            place = ("cpu", 0, np.float32, active.shape, active.ctypes.data)
+            place = ("cpu", 0, active.dtype.type, active.shape, active.ctypes.data)
             binding.bind_input(self._names.past.format(layer=layer, kind=kind), *place)
             binding.bind_output(self._names.present.format(layer=layer, kind=kind), *place)
         session.run_with_iobinding(binding)
@@ -109,6 +113,11 @@ def _session(graph: Path) -> Any:
     return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
+def row_tolerance(manifest: Manifest) -> float:
+    """Return by how much a row's logits may differ between alone and in a batch."""
+    return 0.0 if manifest.single_row_exact else _TOLERANCES.get(manifest.kv_dtype, 0.0)
+
+
 def record_golden(
     folder: Path, manifest: Manifest, prompts: Sequence[Sequence[int]]
 ) -> tuple[Golden, ...]:
@@ -116,13 +125,13 @@ def record_golden(
 
     Where a lone row rounds differently, the runtime never runs one, and alone means beside itself.
     Raises VerificationError when a prompt in a batch with the others scores the same tokens
-    differently: in any bit for int8, by more than 1e-3 for float32.
+    differently: in any bit for int8, by more than 1e-3 for float32 and 5e-2 for float16.
     """
     length = max(len(prompt) for prompt in prompts) + _GOLDEN_TOKENS
     runner = GraphRunner(folder, manifest, rows=max(2, len(prompts)), length=length)
     copies = 1 if manifest.single_row_exact else 2
     golden = tuple(_greedy(runner, prompt, copies) for prompt in prompts)
-    _check_finite(golden)
+    _check_finite(manifest, golden)
     _check_isolation(manifest, golden, _scores_in_batch(runner, golden))
     return golden
 
@@ -154,12 +163,12 @@ def _scores_in_batch(runner: GraphRunner, golden: Sequence[Golden]) -> list[list
     return scores
 
 
-def _check_finite(golden: Sequence[Golden]) -> None:
+def _check_finite(manifest: Manifest, golden: Sequence[Golden]) -> None:
     for item in golden:
         if not np.isfinite(item.logprobs).all():
             raise VerificationError(
                 "the exported graph gives logits that are no numbers; "
-                "the checkpoint's weights overflow float32 or are damaged"
+                f"the checkpoint's weights overflow {manifest.kv_dtype} or are damaged"
             )
 
 
@@ -168,7 +177,7 @@ def _check_isolation(
 ) -> None:
     alone = np.array([item.logprobs for item in golden])
     difference = float(np.abs(alone - np.array(scores)).max())
-    allowed = 0.0 if manifest.single_row_exact else _FLOAT_TOLERANCE
+    allowed = row_tolerance(manifest)
     if difference > allowed:
         raise VerificationError(
             f"a prompt's logprobs differ by {difference:.2g} between alone and in a batch, "

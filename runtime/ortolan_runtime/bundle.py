@@ -30,8 +30,15 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 _READ_BYTES = 1 << 20
 
 Precision = Literal["int8", "int4", "fp16", "fp32", "int8+int4"]
-KVLayout = Literal["shared", "concat"]
+Device = Literal["cpu", "cuda", "tensorrt"]
+KVLayout = Literal["shared", "static", "concat"]
 KVDtype = Literal["float32", "float16", "int8"]
+# By the device that a bundle was made for. What TensorRT runs CUDA runs too, and the CPU anything.
+_RUNS_ON: Mapping[Device, tuple[Device, ...]] = {
+    "cpu": ("cpu",),
+    "cuda": ("cuda", "cpu"),
+    "tensorrt": ("tensorrt", "cuda", "cpu"),
+}
 Progress = Callable[[int], None]  # told how many more bytes (or units) are done
 
 
@@ -55,13 +62,16 @@ class GraphNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Names of the graph's inputs and outputs; ``{layer}`` and ``{kind}`` (key, value) are filled
     in.
 
-    ``logsumexp`` is float32 ``[R]``, the log of the sum of the exponentials of each row of logits;
-    null when the graph does not return it.
+    Null stands for what a graph does not have. ``position_ids`` int64 ``[B, S]`` are the positions
+    of the new tokens, ``write_indices`` int64 ``[B]`` the places in the KV cache of the first ones.
+    ``logsumexp`` is float32 ``[R]``, the log of the sum of the exponentials of each row of logits.
     """
 
     input_ids: str = "input_ids"
-    seqlens_k: str = "seqlens_k"
-    total_sequence_length: str = "total_sequence_length"
+    position_ids: str | None = None
+    seqlens_k: str | None = "seqlens_k"
+    total_sequence_length: str | None = "total_sequence_length"
+    write_indices: str | None = None
     logit_positions: str = "logit_positions"
     past: str = "past.{layer}.{kind}"
     present: str = "present.{layer}.{kind}"
@@ -78,8 +88,31 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     repetition_penalty: float | None = None
 
 
+class ShapeProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sizes of a step that an engine is built for, each (least, usual, greatest).
+
+    ``rows`` run at once, each with ``tokens`` new ones, of which ``positions`` in all get logits.
+    """
+
+    rows: tuple[int, int, int]
+    tokens: tuple[int, int, int]
+    positions: tuple[int, int, int]
+
+
+class EnginePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How TensorRT builds engines of a graph, and whether they and timings are kept on disk."""
+
+    profiles: tuple[ShapeProfile, ...]
+    fp16: bool
+    engine_cache: bool = True
+    timing_cache: bool = True
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``bundle.json`` holds.
+
+    ``target`` is the device that it was made for, ``engines`` what TensorRT needs to know, null for
+    another. A KV cache that is ``shared`` may have any length, a ``static`` one has the context's.
 
     ``vocab_size`` is the number of columns of the logits, which may exceed the tokenizer's count.
     ``single_row_exact`` says that one row alone gives the same bits as that row in a batch; false
@@ -96,6 +129,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     architecture: str
     source_digest: str
     precision: Precision
+    target: Device = "cpu"
+    engines: EnginePlan | None = None
     int4_accuracy_level: int | None = None
     context_length: int
     vocab_size: int
@@ -120,6 +155,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the bytes that one token of one sequence takes in the KV cache."""
         width = {"float32": 4, "float16": 2, "int8": 1}[self.kv_dtype]
         return 2 * self.layers * self.kv_heads * self.head_size * width
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Return the devices that the bundle runs on, the one that it was made for first."""
+        return _RUNS_ON[self.target]
+
+    def cache_length(self, tokens: int) -> int:
+        """Return how long a row of the KV cache must be to hold ``tokens``."""
+        return self.context_length if self.kv_layout == "static" else tokens
 
     def file(self, name: str) -> FileRecord | None:
         """Return the record of the file ``name``, or None."""

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
-from ortolan_runtime.bundle import Bundle, cache_directory, open_bundle
+from ortolan_runtime.bundle import Bundle, Device, cache_directory, open_bundle
 from ortolan_runtime.errors import (
     BundleError,
     ContextLengthExceeded,
@@ -32,12 +32,12 @@ from ortolan_runtime.golden import check_golden
 from ortolan_runtime.kvcache import KVCache
 from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
-from ortolan_runtime.providers import Device, default_threads
+from ortolan_runtime.providers import default_threads
 from ortolan_runtime.scheduler import Scheduler
 from ortolan_runtime.sinks import CollectingSink
 from ortolan_runtime.speculation import SpeculationPolicy
 from ortolan_runtime.stepper import Statistics, Stepper
-from ortolan_runtime.tensorrt import ShapeLimits, tensorrt_options
+from ortolan_runtime.tensorrt import tensorrt_options
 from ortolan_runtime.text import Tokenizer
 
 logger = logging.getLogger("ortolan.engine")
@@ -143,7 +143,7 @@ class Engine:
             device=options.device,
             spin=options.spin,
             relaxed=options.relaxed,
-            provider_options=_provider_options(bundle, options, length),
+            provider_options=_provider_options(bundle, options),
         )
         check_golden(model, manifest)
         cache = KVCache(model, rows=rows, budget_tokens=budget)
@@ -344,12 +344,12 @@ def id_of(sink: EventSink) -> int:
     return id(sink)
 
 
-def _provider_options(bundle: Bundle, options: EngineOptions, length: int) -> dict[str, str]:
+def _provider_options(bundle: Bundle, options: EngineOptions) -> dict[str, str]:
     """Return what the device's execution provider must know of the steps to come."""
-    if options.device != "tensorrt":
+    plan = bundle.manifest.engines
+    if options.device != "tensorrt" or plan is None:
         return {}
-    limits = ShapeLimits(rows=options.slots, chunk=options.prefill_chunk, length=length)
-    return tensorrt_options(bundle.manifest, limits, cache_directory(os.environ) / "tensorrt")
+    return tensorrt_options(bundle.manifest, plan, cache_directory(os.environ) / "tensorrt")
 
 
 def kv_budget_tokens(bundle: Bundle, options: EngineOptions) -> int:

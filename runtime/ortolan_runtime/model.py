@@ -7,13 +7,13 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from ortolan_runtime.bundle import Bundle
+from ortolan_runtime.bundle import Bundle, Device
 from ortolan_runtime.errors import BundleError
 from ortolan_runtime.kvbuffers import KVBuffers
 from ortolan_runtime.layouts.layout import Layout
 from ortolan_runtime.layouts.shared import SharedLayout
 from ortolan_runtime.logits import Ids, Lengths, Output
-from ortolan_runtime.providers import Device, open_session, session_options
+from ortolan_runtime.providers import open_session, session_options
 
 
 class Model:

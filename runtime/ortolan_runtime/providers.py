@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import onnxruntime as ort
 
+from ortolan_runtime.bundle import Device
 from ortolan_runtime.errors import ProviderError
-
-Device = Literal["cpu", "cuda", "tensorrt"]
 
 _PROVIDERS: dict[Device, str] = {
     "cpu": "CPUExecutionProvider",

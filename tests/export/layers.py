@@ -10,12 +10,12 @@ import gguf
 import onnx_ir as ir
 import onnxruntime
 
-from ortolan_export.graph import GraphBuilder
+from ortolan_export.operators import FusedGraph
 from ortolan_export.quantize import Linears
 from ortolan_export.source import SourceRows
 from ortolan_export.weightfile import WeightFile
 
-MakeLinears = Callable[[GraphBuilder, Any], Linears]
+MakeLinears = Callable[[FusedGraph, Any], Linears]
 Layer = Callable[[Any], Any]
 
 
@@ -51,7 +51,7 @@ def linear_layer(folder: Path, make: MakeLinears, tensors: Any, modules: list[st
     """
     columns = tensors.shapes[f"{modules[0]}.weight"][1]
     with WeightFile(folder / "layer.onnx.data") as weights:
-        graph = GraphBuilder(weights)
+        graph = FusedGraph(weights)
         x = graph.input("x", ir.DataType.FLOAT, ["B", "S", columns])
         linears = make(graph, tensors)
         product = linears.linear("layer", x, modules)
@@ -66,7 +66,7 @@ def tied_layers(folder: Path, make: MakeLinears, table: Any) -> Layer:
     """Return a function that gives the rows and the logits of token ids, int64 ``[N]``."""
     vocab_size, width = table.shape
     with WeightFile(folder / "tied.onnx.data") as weights:
-        graph = GraphBuilder(weights)
+        graph = FusedGraph(weights)
         token_ids = graph.input("ids", ir.DataType.INT64, ["N"])
         linears = make(graph, ArrayTensors({"table.weight": table}))
         rows = linears.tied_embedding("table", token_ids)

@@ -8,6 +8,8 @@ from pathlib import Path
 from ortolan_export.architectures.registry import ARCHITECTURES
 from ortolan_export.gguf_bytelevel import SPLITTINGS
 from ortolan_export.gguf_families import FAMILIES
+from ortolan_export.source import PRECISIONS
+from ortolan_export.targets import TARGETS
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "exporting.md").read_text(encoding="utf-8")
 # Models of text and images, whose text part is another architecture.
@@ -37,6 +39,20 @@ def test_every_family_that_gguf_files_may_have_is_marked() -> None:
         for name in _quoted(row[0]) - _WHOLES
     }
     assert marked == {family.model_type for family in FAMILIES.values()}
+
+
+def test_every_device_is_listed_with_its_precisions() -> None:
+    listed = {row[0]: row[1] for row in _rows("`--for`")[2:]}
+    assert listed == {
+        f"`{device}`": ", ".join(f"`{name}`" for name in target.precisions)
+        for device, target in TARGETS.items()
+    }
+
+
+def test_a_device_takes_a_precision_or_says_why_not() -> None:
+    for target in TARGETS.values():
+        assert {*target.precisions, *target.refusals} == set(PRECISIONS)
+        assert not {*target.precisions} & {*target.refusals}
 
 
 def test_every_pre_tokeniser_is_listed() -> None:

@@ -12,13 +12,12 @@ import pytest
 from ortolan_export.architectures.arrangement import ArrangedTensors
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
-from ortolan_export.attention import NAMES
 from ortolan_export.balance import BalancedTensors, watched_modules
 from ortolan_export.blocks import Blocks
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
-from ortolan_export.graph import GraphBuilder
 from ortolan_export.native import export
-from ortolan_export.quantize import Float32Linears
+from ortolan_export.operators import FusedGraph
+from ortolan_export.quantize import FloatLinears
 from ortolan_export.rotation import (
     RotatedTensors,
     RotatedValues,
@@ -29,8 +28,9 @@ from ortolan_export.rotation import (
 from ortolan_export.source import Tensors
 from ortolan_export.verify import GraphRunner
 from ortolan_export.weightfile import WeightFile
-from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME, Manifest, open_bundle
+from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME, GraphNames, Manifest, open_bundle
 
+_NAMES = GraphNames(logsumexp="logsumexp")
 _PROMPTS = [list(range(3, 40)), list(range(90, 95))]
 
 Prepare = Callable[[Tensors, Decoder], Tensors]
@@ -66,8 +66,9 @@ def _logits(folder: Path, tensors: Tensors, decoder: Decoder) -> Any:
     """Return the logits of every position of a ragged prefill, in float32."""
     folder.mkdir()
     with WeightFile(folder / WEIGHTS_NAME) as weights:
-        graph = GraphBuilder(weights)
-        Blocks(graph, Float32Linears(graph, tensors), tensors, decoder).build()
+        graph = FusedGraph(weights)
+        linears = FloatLinears(graph, tensors)
+        Blocks(graph, linears, tensors, decoder, _NAMES).build()
     graph.save(folder / GRAPH_NAME)
     manifest = Manifest(
         name="",
@@ -79,7 +80,7 @@ def _logits(folder: Path, tensors: Tensors, decoder: Decoder) -> Any:
         layers=decoder.layers,
         kv_heads=decoder.kv_heads,
         head_size=decoder.head_size,
-        graph=NAMES,
+        graph=_NAMES,
         exporter_version="",
     )
     runner = GraphRunner(folder, manifest, rows=2, length=64)

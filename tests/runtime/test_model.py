@@ -120,10 +120,15 @@ def model_of(bundle: Path, rows: int = 4) -> Model:
     return Model(open_bundle(bundle), rows=rows, length=128, threads=1)
 
 
-@pytest.fixture(params=["int8", "fp32"])
+@pytest.fixture(params=["int8", "fp32", "fp16 for cuda", "fp32 for tensorrt"])
 def model(request: pytest.FixtureRequest) -> Model:
-    """Give a model whose lone rows are exact, and one whose are not."""
-    fixture = {"int8": "glass_bundle", "fp32": "glass_bundle_fp32"}[request.param]
+    """Give models whose lone rows are exact, and whose are not; with inputs of either flavour."""
+    fixture = {
+        "int8": "glass_bundle",
+        "fp32": "glass_bundle_fp32",
+        "fp16 for cuda": "glass_bundle_cuda",
+        "fp32 for tensorrt": "glass_bundle_tensorrt",
+    }[request.param]
     return model_of(request.getfixturevalue(fixture))
 
 
@@ -184,12 +189,26 @@ def test_swapped_rows_go_on_in_each_others_place(model: Model) -> None:
     assert after[::-1].tobytes() == before.tobytes()
 
 
-def test_what_lies_behind_a_rows_end_is_never_read(model: Model) -> None:
+def logits_over_garbage(model: Model, garbage: float) -> tuple[bytes, bytes]:
+    """Return a step's logits, and those with garbage behind the end of every row."""
     model.prefill(0, PROMPT, 0, np.array([4]))
     clean = model.decode(np.array([50]), np.array([5], np.int32)).logits.tobytes()
     for array in model.buffers.arrays:
-        array[:, :, 5:] = np.nan
-    assert model.decode(np.array([50]), np.array([5], np.int32)).logits.tobytes() == clean
+        array[:, :, 5:] = garbage
+    return clean, model.decode(np.array([50]), np.array([5], np.int32)).logits.tobytes()
+
+
+def test_what_lies_behind_a_rows_end_changes_nothing(model: Model) -> None:
+    clean, given = logits_over_garbage(model, 1e4)
+    assert given == clean
+
+
+@pytest.mark.parametrize("fixture", ["glass_bundle", "glass_bundle_fp32", "glass_bundle_cuda"])
+def test_a_fused_graph_never_reads_what_lies_behind_a_rows_end(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    clean, given = logits_over_garbage(model_of(request.getfixturevalue(fixture)), np.nan)
+    assert given == clean
 
 
 def test_the_logsumexp_is_that_of_the_logits(model: Model) -> None:

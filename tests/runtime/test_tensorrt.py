@@ -11,18 +11,25 @@ import msgspec
 import onnxruntime
 import pytest
 
-from ortolan_runtime.bundle import Manifest, open_bundle
-from ortolan_runtime.tensorrt import ShapeLimits, tensorrt_options
+from ortolan_runtime.bundle import EnginePlan, Manifest, open_bundle
+from ortolan_runtime.tensorrt import tensorrt_options
 
-LIMITS = ShapeLimits(rows=16, chunk=256, length=128)
 PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 
 Shapes = list[tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
-def manifest(glass_bundle: Path) -> Manifest:
-    return open_bundle(glass_bundle).manifest
+def manifest(glass_bundle_tensorrt: Path) -> Manifest:
+    return open_bundle(glass_bundle_tensorrt).manifest
+
+
+def options_of(manifest: Manifest, **changes: bool) -> dict[str, str]:
+    """Return the options, with fields of the manifest's plan changed."""
+    plan = manifest.engines
+    assert isinstance(plan, EnginePlan)
+    changed = msgspec.structs.replace(plan, **changes)
+    return tensorrt_options(manifest, changed, Path("engines"))
 
 
 def profiles_of(options: dict[str, str]) -> dict[str, list[Shapes]]:
@@ -42,46 +49,50 @@ def profiles_of(options: dict[str, str]) -> dict[str, list[Shapes]]:
 
 
 def test_every_input_with_a_dynamic_shape_has_both_profiles(
-    manifest: Manifest, glass_bundle: Path
+    manifest: Manifest, glass_bundle_tensorrt: Path
 ) -> None:
     session = onnxruntime.InferenceSession(
-        glass_bundle / "model.onnx", providers=["CPUExecutionProvider"]
+        glass_bundle_tensorrt / "model.onnx", providers=["CPUExecutionProvider"]
     )
     dynamic = {
         one.name for one in session.get_inputs() if any(not isinstance(d, int) for d in one.shape)
     }
-    profiles = profiles_of(tensorrt_options(manifest, LIMITS, Path("engines")))
+    profiles = profiles_of(options_of(manifest))
     assert set(profiles) == dynamic
     assert all(len(ranges) == 2 for ranges in profiles.values())
 
 
 def test_each_range_goes_up_from_the_least_to_the_greatest(manifest: Manifest) -> None:
-    for ranges in profiles_of(tensorrt_options(manifest, LIMITS, Path("engines"))).values():
+    for ranges in profiles_of(options_of(manifest)).values():
         for least, usual, greatest in ranges:
             for low, middle, high in zip(least, usual, greatest, strict=True):
                 assert 1 <= low <= middle <= high
 
 
 def test_the_ranges_cover_all_that_the_engine_runs(manifest: Manifest) -> None:
-    decode, prefill = profiles_of(tensorrt_options(manifest, LIMITS, Path("engines")))["input_ids"]
+    decode, prefill = profiles_of(options_of(manifest))["input_ids"]
     assert (decode[0], decode[2]) == ((1, 1), (16, 1))
     assert (prefill[0], prefill[2]) == ((1, 1), (1, 256))
 
 
 def test_the_cache_has_its_full_length_in_every_profile(manifest: Manifest) -> None:
-    ranges = profiles_of(tensorrt_options(manifest, LIMITS, Path("engines")))["past.0.key"]
+    ranges = profiles_of(options_of(manifest))["past.0.key"]
     assert {shape[2] for profile in ranges for shape in profile} == {128}
 
 
 def test_engines_and_timings_are_kept_on_disk(manifest: Manifest) -> None:
-    options = tensorrt_options(manifest, LIMITS, Path("engines"))
+    options = options_of(manifest)
     assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "1"
     assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == "engines"
 
 
-@pytest.mark.parametrize(("precision", "enabled"), [("fp16", "1"), ("int8", "0")])
+def test_engines_and_timings_are_kept_only_where_the_bundle_says_so(manifest: Manifest) -> None:
+    options = options_of(manifest, engine_cache=False, timing_cache=False)
+    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "0"
+
+
+@pytest.mark.parametrize(("fp16", "enabled"), [(True, "1"), (False, "0")])
 def test_fp16_is_allowed_where_the_bundle_is_fp16(
-    manifest: Manifest, precision: str, enabled: str
+    manifest: Manifest, fp16: bool, enabled: str
 ) -> None:
-    changed = msgspec.structs.replace(manifest, precision=precision)
-    assert tensorrt_options(changed, LIMITS, Path("engines"))["trt_fp16_enable"] == enabled
+    assert options_of(manifest, fp16=fp16)["trt_fp16_enable"] == enabled

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from ortolan_export.progress import progress_bar
 from ortolan_export.source import PRECISIONS
+from ortolan_export.targets import TARGETS, Engines
 from ortolan_runtime.bundle import Manifest
 
 EXAMPLES = """\
   ortolan export ./SmolLM2-135M-Instruct ./smollm2
   ortolan export ./model.Q4_1.gguf ./smollm2 --precision fp32
   ortolan export ./Llama-3.2-1B ./llama --context-length 8192 --name llama-3.2-1b
+  ortolan export ./Llama-3.2-1B ./llama --for cuda
 """
 
 
@@ -33,8 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--precision",
         choices=PRECISIONS,
-        default="int8",
-        help="how weights are stored and multiplied (default: %(default)s)",
+        help="how weights are stored and multiplied (default: int8, on a GPU fp16)",
+    )
+    add(
+        "--for",
+        dest="target",
+        choices=tuple(TARGETS),
+        default="cpu",
+        help="the device to make the bundle for (default: %(default)s)",
     )
     add("--name", help="the name the server shows (default: the source's own)")
     add(
@@ -47,9 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--int4-accuracy-level",
         type=int,
         choices=(0, 4),
-        default=4,
         help="4 quantises the activations of 4-bit layers to 8 bits, twice as fast; "
-        "0 leaves them in float32 (default: %(default)s)",
+        "0 leaves them in floating point (default: 4, on a GPU 0)",
+    )
+    usual = Engines()
+    add(
+        "--engine-rows",
+        type=int,
+        metavar="N",
+        help="for tensorrt: the most sequences that decode at once, the server's --slots "
+        f"(default: {usual.rows})",
+    )
+    add(
+        "--engine-chunk",
+        type=int,
+        metavar="N",
+        help="for tensorrt: the most tokens of a prompt at once, the server's --prefill-chunk "
+        f"(default: {usual.chunk})",
     )
 
 
@@ -84,16 +106,26 @@ def _export(arguments: argparse.Namespace) -> Manifest:
             arguments.source,
             arguments.out,
             precision=arguments.precision,
+            target=arguments.target,
             name=arguments.name,
             context_length=arguments.context_length,
             int4_accuracy_level=arguments.int4_accuracy_level,
+            engines=_engines(arguments),
             report=report,
         )
+
+
+def _engines(arguments: argparse.Namespace) -> Engines | None:
+    """Return the sizes that TensorRT builds engines for, None where none were given."""
+    given = {"rows": arguments.engine_rows, "chunk": arguments.engine_chunk}
+    known = {name: value for name, value in given.items() if value is not None}
+    return Engines(**known) if known else None
 
 
 def _summary(out: Path, manifest: Manifest) -> str:
     size = sum(record.size for record in manifest.files) / 1e6
     return (
-        f"{out}: {manifest.name}, {manifest.architecture}, {manifest.precision}, "
+        f"{out}: {manifest.name}, {manifest.architecture}, {manifest.precision} "
+        f"for {manifest.target}, "
         f"context {manifest.context_length}, {size:.0f} MB"
     )

@@ -1,4 +1,5 @@
-"""The layout ``shared``: past and present of a step are the same memory, written in place.
+"""The layouts ``shared`` and ``static``: past and present of a step are the same memory, written in
+place. The rows of a static cache are as long as the context, whatever length is asked for.
 
 A step writes only the new tokens, and binds the rows that it runs as one view of the buffers.
 """
@@ -36,7 +37,8 @@ class SharedLayout:
         needs_spare: bool,
     ) -> None:
         self._spare = 1 if needs_spare else 0
-        self.buffers = KVBuffers(manifest, rows=rows + self._spare, length=length)
+        buffer_length = manifest.cache_length(length)
+        self.buffers = KVBuffers(manifest, rows=rows + self._spare, length=buffer_length)
         self._decoding = _Graph(decoding, manifest, self.buffers)
         self._prefilling = self._decoding
         if prefilling is not None:
@@ -141,8 +143,10 @@ class _Binding:
         rows, count = ids.shape
         self._prepare(rows, count, len(positions))
         self._ids[:] = ids
+        np.add(past[:, None], np.arange(count), out=self._position_ids)
         np.add(past, count - 1, out=self._seqlens_k)
         self._total[...] = self._seqlens_k.max() + 1
+        self._write_indices[:] = past
         self._positions[:] = positions
         session.run_with_iobinding(self._io)
         if self._graph.logsumexp is None:
@@ -155,15 +159,23 @@ class _Binding:
             return
         self._shape = (rows, count, wanted)
         self._ids = np.empty((rows, count), np.int64)
+        self._position_ids = np.empty((rows, count), np.int64)
         self._seqlens_k = np.empty(rows, np.int32)
         self._total = np.empty((), np.int32)
+        self._write_indices = np.empty(rows, np.int64)
         self._positions = np.empty(wanted, np.int64)
         self._logits = np.empty((wanted, self._vocab), np.float32)
         self._logsumexp = np.empty(wanted, np.float32)
         graph = self._graph
         self._bind_input(graph.input_ids, self._ids)
-        self._bind_input(graph.seqlens_k, self._seqlens_k)
-        self._bind_input(graph.total_sequence_length, self._total)
+        for name, array in (
+            (graph.position_ids, self._position_ids),
+            (graph.seqlens_k, self._seqlens_k),
+            (graph.total_sequence_length, self._total),
+            (graph.write_indices, self._write_indices),
+        ):
+            if name is not None:
+                self._bind_input(name, array)
         self._bind_input(graph.logit_positions, self._positions)
         self._bind_output(graph.logits, self._logits)
         if graph.logsumexp is not None:
