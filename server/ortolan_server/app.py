@@ -33,6 +33,7 @@ from ortolan_server.logs import log_completion
 from ortolan_server.metrics import Measured, Metrics, MetricsRoute
 from ortolan_server.models import Load, Models, ReplaceModel, Served, ServedEngine
 from ortolan_server.observation import Observer, UsageRecord
+from ortolan_server.page import ASSETS, ROOT, Page
 from ortolan_server.prompts import Limits
 from ortolan_server.ratelimit import RateLimits
 from ortolan_server.routes import (
@@ -117,6 +118,7 @@ def create_app(
     dialects = served_dialects(settings.v1_dialect)
     limits = RateLimits(models, (dialect.path for dialect in dialects), lambda: models.name)
     usage_log = _usage_log(settings)
+    page = Page() if settings.page else None
     listeners = [metrics.count, log_completion, limits.charge]
     if usage_log is not None:
         listeners.append(usage_log.put)
@@ -129,13 +131,15 @@ def create_app(
             *_document_routes(dialects, service, settings, has_key=keys.has_keys),
             *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
             *_process_routes(models, metrics, lifecycle, settings),
+            *_page_routes(page),
         ]
         paths.update(route.path for route in routes if isinstance(route, StarletteRoute))
         return Served(engine, service, Router(routes, redirect_slashes=False))
 
     models.serve(engine, make)
     names = settings.allowed_hosts if is_local or settings.allowed_hosts else None
-    app = _layers(_admitting(limits, keys, names, dialects), dialects, settings)
+    open_paths = frozenset() if page is None else page.paths
+    app = _layers(_admitting(limits, keys, names, dialects, open_paths), dialects, settings)
     return Application(RequestIds(Measured(app, metrics, paths)), models, lifecycle, usage_log)
 
 
@@ -261,6 +265,14 @@ def _process_routes(
     return routes
 
 
+def _page_routes(page: Page | None) -> list[BaseRoute]:
+    if page is None:
+        return []
+    # One route for all files: each path of a route is a series in the metrics.
+    paths = (ROOT, ASSETS + "{name}")
+    return [StarletteRoute(path, page, methods=["GET"]) for path in paths]
+
+
 def _both(path: str, endpoint: ASGIApp, method: str) -> list[BaseRoute]:
     """Return the route with and without a slash at its end: no client is redirected."""
     paths = [path] if path.endswith("}") else [path, f"{path}/"]
@@ -268,10 +280,18 @@ def _both(path: str, endpoint: ASGIApp, method: str) -> list[BaseRoute]:
 
 
 def _admitting(
-    app: ASGIApp, keys: KeyRing, names: tuple[str, ...] | None, dialects: tuple[Dialect, ...]
+    app: ASGIApp,
+    keys: KeyRing,
+    names: tuple[str, ...] | None,
+    dialects: tuple[Dialect, ...],
+    open_paths: frozenset[str],
 ) -> ASGIApp:
-    """Return ``app`` for those with a key alone, or for those who know one of ``names``."""
-    app = Authentication(app, keys, (f"{d.base_path}/" for d in dialects if d.name == "second"))
+    """Return ``app`` for those with a key alone, or for those who know one of ``names``.
+
+    ``open_paths`` want no key.
+    """
+    api_only = (f"{d.base_path}/" for d in dialects if d.name == "second")
+    app = Authentication(app, keys, api_only, open_paths)
     return app if names is None else OwnNames(app, keys, names)
 
 

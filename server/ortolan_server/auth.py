@@ -1,4 +1,4 @@
-"""Who may ask: a bearer key for every route but those that tell of the server's health.
+"""Who may ask: a bearer key for every route but the server's health and the page that asks for it.
 
 While there are no keys, a server on this machine alone answers only to its own names: a page in a
 browser could otherwise reach it under a name that was made to point here.
@@ -24,17 +24,25 @@ class Authentication:
 
     The key goes on in the scope's state as ``key`` and ``key_id``. Keys of kind ``access`` do not
     open paths that begin with ``api_only``; those below /admin want a key of kind ``admin`` always.
+    ``open_paths`` are passed without a key, beside those of health.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, api_only: Iterable[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        api_only: Iterable[str],
+        open_paths: frozenset[str] = frozenset(),
+    ) -> None:
         self._app = app
         self._keys = keys
         self._api_only = tuple(api_only)
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Raises ApiError."""
         path = scope["path"]
-        is_open = path.rstrip("/") in OPEN_PATHS
+        is_open = path.rstrip("/") in OPEN_PATHS or path in self._open_paths
         if not is_open and (self._keys.has_keys or path.startswith(_ADMIN)):
             key = self._find(Headers(scope=scope).get("authorization"))
             if key.kind != "admin" and path.startswith(_ADMIN):

@@ -58,11 +58,11 @@ class FieldTable(msgspec.Struct, frozen=True, kw_only=True):
 
     def schema(self, facts: Facts) -> Schema:
         """Return the JSON Schema of a request body."""
-        properties = {
-            name: self._property(field, facts)
-            for field in self.fields
-            for name in (field.name, *field.aliases)
-        }
+        properties: dict[str, Schema] = {}
+        for field in self.fields:
+            properties[field.name] = self._property(field, facts)
+            for alias in field.aliases:
+                properties[alias] = properties[field.name] | {"x-alias-of": field.name}
         return {
             "type": "object",
             "properties": properties,

@@ -62,6 +62,7 @@ def _operation(dialect: Dialect, facts: Facts, *, is_strict: bool) -> Schema:
     return {
         "operationId": f"{dialect.name}_create",
         "summary": f"Create a completion ({dialect.title})",
+        "tags": [dialect.title],
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {"200": _success(dialect), **_failures(dialect)},
     }

@@ -17,6 +17,7 @@ _NAMES = (
     "model_name",
     "v1_dialect",
     "strict",
+    "page",
     "no_auth",
     "tls_certificate",
     "tls_key",
@@ -83,6 +84,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="the dialect of /v1/completions (default: %(default)s)",
     )
     add("--strict", action="store_true", help="refuse unknown fields with 400")
+    add(
+        "--no-page",
+        dest="page",
+        action="store_false",
+        help="serve no page at / (default: the page is there, without a key)",
+    )
     _add_access_flags(parser)
     add("--usage-log", metavar="FILE", help="append one line of JSON a completion (default: none)")
     add(

@@ -16,7 +16,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``strict`` refuses unknown fields and holds values to the providers' own documents.
     ``max_output_tokens`` caps a completion whose length the request leaves open. ``no_auth`` lets a
     server without keys listen where others can reach it; ``allowed_hosts`` are names in Host
-    headers that a server without keys takes for its own.
+    headers that a server without keys takes for its own. ``page`` serves the page at ``/``.
     """
 
     host: str = "127.0.0.1"
@@ -24,6 +24,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str | None = None
     v1_dialect: Literal["openai", "tokensmind"] = "openai"
     strict: bool = False
+    page: bool = True
     api_key: str | None = None
     keys_file: str | None = None
     no_auth: bool = False

@@ -6,7 +6,8 @@
 - ``actor``: a scripted model that says fixed things after prompts of certain lengths (``LINES``).
 - ``speaker``: a scripted model for the golden pairs: it knows the capital of France.
 - ``keyed``: ``plain`` behind a key, with an origin that browsers may call from.
-- ``strict``: ``plain`` under ``--strict``; ``narrow``: ``plain`` with one slot and a short queue.
+- ``strict``: ``plain`` under ``--strict``.
+- ``narrow``: ``plain`` with one slot, a short queue and no page.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def strict(plain_bundle: Path) -> Iterator[Server]:
 def narrow(plain_bundle: Path) -> Iterator[Server]:
     """Give a server with one slot, a queue of two and a heartbeat ten times a second."""
     options = {"slots": 1, "queue_limit": 2}
-    with serving(plain_bundle, options=options, heartbeat_s=0.1) as server:
+    with serving(plain_bundle, options=options, heartbeat_s=0.1, page=False) as server:
         yield server
 
 

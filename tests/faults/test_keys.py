@@ -13,7 +13,8 @@ from ortolan_server.keys import KeyLimits, add_key, revoke_key
 from serving import Server, serving, wait_until
 
 OPEN = ("/health", "/ready")
-SHUT = ("/metrics", "/v1/models", "/version", "/openapi.json", "/tokenizer_info", "/nothing", "/")
+SHUT = ("/metrics", "/v1/models", "/version", "/openapi.json", "/tokenizer_info", "/nothing")
+PAGE = ("/", "/page/page.js", "/page/layout.css")
 
 
 class Locked:
@@ -61,6 +62,14 @@ def test_every_route_but_health_needs_a_key(locked: Locked) -> None:
         assert stranger.post("/v1/completions", json={}).json()["error"]["code"] == (
             "invalid_api_key"
         )
+
+
+def test_the_page_that_asks_for_a_key_needs_none(locked: Locked) -> None:
+    """Its files alone: what is not one of them is shut."""
+    with httpx.Client(base_url=locked.server.url) as stranger:
+        assert [stranger.get(path).status_code for path in PAGE] == [200, 200, 200]
+        assert stranger.get("/page/nothing.js").status_code == 401
+        assert stranger.get("/page/page.js/").status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -180,6 +189,7 @@ def test_a_key_that_is_made_later_shuts_a_server_without_keys(
     with serving(babbling_bundle, keys_file=str(file), allowed_hosts=["box.lan"]) as server:
         assert _get_as(server, "evil.example") == 403
         assert _get_as(server, "evil.example", "/health") == 200
+        assert _get_as(server, "evil.example", "/") == 403
         for host in ("localhost", "127.0.0.1:1", "[::1]:8000", "LOCALHOST", "box.lan:80"):
             assert _get_as(server, host) == 200
         _, secret = add_key(file, "first")
