@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def write_checkpoint(folder: Path, family: str, **config: Any) -> Path:
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
         kind = CONFIG_MAPPING[family]
-        known = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+        known = set(kind().to_dict()) | set(kind.attribute_map)
         tiny = {name: value for name, value in _TINY.items() if name in known}
         model = AutoModelForCausalLM.from_config(kind(**{**tiny, **config}))
         generator = torch.Generator().manual_seed(20)
