@@ -16,7 +16,7 @@ from ortolan_export.checking import Check
 from ortolan_export.checkpoint import load_tokenizer
 from ortolan_export.errors import VerificationError
 from ortolan_export.source import Float32
-from ortolan_export.verify import GraphRunner
+from ortolan_export.verify import open_runner
 from ortolan_runtime.bundle import TOKENIZER_NAME, Bundle, open_bundle
 
 _PROMPTS = 50
@@ -83,7 +83,7 @@ def _prompts(bundle: Bundle) -> list[list[int]]:
 def _next_logits(bundle: Bundle, prompts: list[list[int]]) -> Float32:
     """Return the logits after each prompt, float32 ``[prompts, vocab]``."""
     length = max(map(len, prompts))
-    runner = GraphRunner(bundle.path, bundle.manifest, rows=2, length=length)
+    runner = open_runner(bundle.path, bundle.manifest, rows=2, length=length)
     rows = []
     for prompt in prompts:
         # Two equal rows, so that precisions whose lone row rounds otherwise show what they serve.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ortolan_export.source import Float32, Report
-from ortolan_export.verify import GraphRunner, row_tolerance
+from ortolan_export.verify import Runner, open_runner, row_tolerance
 from ortolan_runtime.bundle import Golden, Manifest, open_bundle
 
 _ROW_LENGTHS = (7, 2, 30, 16, 3)
@@ -60,7 +60,7 @@ def _check_golden(path: Path, manifest: Manifest) -> Check:
     deviations, agreeing = [], 0
     for golden in manifest.golden:
         length = len(golden.prompt_tokens) + len(golden.tokens)
-        runner = GraphRunner(path, manifest, rows=1, length=length)
+        runner = open_runner(path, manifest, rows=1, length=length)
         difference, equal = _replay(runner, golden)
         deviations.append(difference)
         agreeing += equal
@@ -72,7 +72,7 @@ def _check_golden(path: Path, manifest: Manifest) -> Check:
     return Check("golden prompts", finding, statistics.median(deviations) <= _GOLDEN_TOLERANCE)
 
 
-def _replay(runner: GraphRunner, golden: Golden) -> tuple[float, int]:
+def _replay(runner: Runner, golden: Golden) -> tuple[float, int]:
     """Return the mean difference of the logprobs, and how many tokens are still the likeliest."""
     row, past = list(golden.prompt_tokens), 0
     differences, agreeing = [], 0
@@ -87,7 +87,7 @@ def _replay(runner: GraphRunner, golden: Golden) -> tuple[float, int]:
 
 def _check_rows(path: Path, manifest: Manifest) -> Check:
     rows = _random_rows(manifest, _ROW_LENGTHS)
-    runner = GraphRunner(path, manifest, rows=len(rows), length=max(map(len, rows)))
+    runner = open_runner(path, manifest, rows=len(rows), length=max(map(len, rows)))
     together = _run_rows(runner, rows)
     alone = [_run_alone(runner, row, needs_spare=not manifest.single_row_exact) for row in rows]
     difference = max(_difference(a, b) for a, b in zip(alone, together, strict=True))
@@ -96,7 +96,7 @@ def _check_rows(path: Path, manifest: Manifest) -> Check:
 
 def _check_chunks(path: Path, manifest: Manifest) -> Check:
     (row,) = _random_rows(manifest, (max(_ROW_LENGTHS),))
-    runner = GraphRunner(path, manifest, rows=1, length=len(row))
+    runner = open_runner(path, manifest, rows=1, length=len(row))
     whole, _ = runner.run([row], [0], list(range(len(row))))
     parts = []
     for past in range(0, len(row), _CHUNK):
@@ -122,7 +122,7 @@ def _random_rows(manifest: Manifest, lengths: Sequence[int]) -> Rows:
     return [rng.integers(0, manifest.vocab_size, length).tolist() for length in longest]
 
 
-def _run_rows(runner: GraphRunner, rows: Rows) -> list[Float32]:
+def _run_rows(runner: Runner, rows: Rows) -> list[Float32]:
     """Return each row's logits at the end of its prompt and after each decoded token."""
     prompts = [row[: len(row) - _DECODE_STEPS] or row[:1] for row in rows]
     pasts = [0] * len(rows)
@@ -139,7 +139,7 @@ def _run_rows(runner: GraphRunner, rows: Rows) -> list[Float32]:
     return [np.stack(row) for row in found]
 
 
-def _run_alone(runner: GraphRunner, row: list[int], *, needs_spare: bool) -> Float32:
+def _run_alone(runner: Runner, row: list[int], *, needs_spare: bool) -> Float32:
     """Return one row's logits by itself, or beside a spare one where the server runs it so."""
     return _run_rows(runner, [row, row] if needs_spare else [row])[0]
 

@@ -34,7 +34,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.resolve().name
-        config = _read_json(path / "config.json")
+        config = read_json(path / "config.json")
         self._prefix = _TEXT_PREFIX if config.get("model_type") in _TEXT_AND_IMAGES else ""
         weight_files = _weight_files(path)
         self.files: Sequence[Path] = (path / "config.json", *weight_files)
@@ -57,23 +57,7 @@ class HuggingFaceCheckpoint:
 
     def texts(self) -> Texts:
         """Return the tokenizer, the chat template and the special tokens."""
-        tokenizer_file = self.path / "tokenizer.json"
-        if not tokenizer_file.is_file():
-            raise SourceError(
-                f"{self.path} has no tokenizer.json; "
-                "save the tokenizer with its fast (tokenizers) implementation"
-            )
-        tokenizer = _read_text(tokenizer_file)
-        settings = _read_optional_json(self.path / "tokenizer_config.json")
-        generation = _read_optional_json(self.path / "generation_config.json")
-        special = _SpecialTokens(load_tokenizer(tokenizer, tokenizer_file), settings)
-        return Texts(
-            tokenizer=tokenizer,
-            chat_template=self._chat_template(settings),
-            bos_token_id=special.bos(generation, self.config),
-            eos_token_ids=special.eos(generation, self.config),
-            generation_defaults=_generation_defaults(generation),
-        )
+        return read_texts(self.path, self.config)
 
     def _list_tensors(self, path: Path) -> None:
         with _open(path) as file:
@@ -98,15 +82,37 @@ class HuggingFaceCheckpoint:
         # The flags of the whole and of the part do not always agree.
         return {**part, "tie_word_embeddings": "lm_head.weight" not in self.shapes}
 
-    def _chat_template(self, settings: Mapping[str, Any]) -> str | None:
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return _read_text(file)
-        template = settings.get("chat_template")
-        if isinstance(template, list):  # several named templates; the default one is for chat
-            named = {entry.get("name"): entry.get("template") for entry in template}
-            template = named.get("default")
-        return template if isinstance(template, str) else None
+
+def read_texts(path: Path, config: Mapping[str, Any]) -> Texts:
+    """Return what a model directory says about text. Raises SourceError."""
+    tokenizer_file = path / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise SourceError(
+            f"{path} has no tokenizer.json; "
+            "save the tokenizer with its fast (tokenizers) implementation"
+        )
+    tokenizer = _read_text(tokenizer_file)
+    settings = _read_optional_json(path / "tokenizer_config.json")
+    generation = _read_optional_json(path / "generation_config.json")
+    special = _SpecialTokens(load_tokenizer(tokenizer, tokenizer_file), settings)
+    return Texts(
+        tokenizer=tokenizer,
+        chat_template=_chat_template(path, settings),
+        bos_token_id=special.bos(generation, config),
+        eos_token_ids=special.eos(generation, config),
+        generation_defaults=_generation_defaults(generation),
+    )
+
+
+def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return _read_text(file)
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several named templates; the default one is for chat
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 class _SpecialTokens:
@@ -146,7 +152,7 @@ def load_tokenizer(content: str, origin: Path | str) -> Tokenizer:
 def _weight_files(path: Path) -> tuple[Path, ...]:
     index = path / _INDEX_NAME
     if index.is_file():
-        shards = _read_json(index).get("weight_map")
+        shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise SourceError(f"{index}: weight_map must be an object of tensor names and files")
         files = tuple(path / name for name in sorted({Path(str(v)).name for v in shards.values()}))
@@ -176,7 +182,8 @@ def _read_text(path: Path) -> str:
         raise SourceError(f"{path} cannot be read ({exc})") from exc
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises SourceError."""
     if not path.is_file():
         raise SourceError(
             f"{path.parent} has no {path.name}: it is no Hugging Face model directory"
@@ -191,7 +198,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _ids(value: object) -> list[int]:

@@ -6,13 +6,20 @@ import math
 from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
 from ortolan_export.calibration import TEXT
-from ortolan_export.checkpoint import HuggingFaceCheckpoint, load_tokenizer
+from ortolan_export.checkpoint import HuggingFaceCheckpoint
 from ortolan_export.errors import ExportError, SourceError
+from ortolan_export.finishing import (
+    checked_tokenizer,
+    golden_prompts,
+    say_nothing,
+    source_digest,
+    verified,
+    write_texts,
+)
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.source import (
@@ -23,7 +30,6 @@ from ortolan_export.source import (
     Report,
     Tensors,
     Texts,
-    digest,
 )
 from ortolan_export.targets import (
     Engines,
@@ -32,23 +38,13 @@ from ortolan_export.targets import (
     graph_names,
     plan_engines,
 )
-from ortolan_export.verify import record_golden
 from ortolan_runtime.bundle import (
-    CHAT_TEMPLATE_NAME,
-    TOKENIZER_NAME,
     Device,
     Manifest,
     new_folder,
     write_manifest,
 )
 from ortolan_runtime.version import __version__
-
-# Prose, numbers and code; any tokenizer turns them into something.
-_GOLDEN_TEXTS = (
-    "The capital of France is",
-    "1, 2, 3, 4, 5, 6, 7,",
-    "def add(a, b):\n    return a",
-)
 
 
 def export(
@@ -72,7 +68,7 @@ def export(
     ``out`` is replaced in the last moment. ``report`` is told (stage, units done, units in all).
     Raises ExportError, BundleError.
     """
-    say = report or _say_nothing
+    say = report or say_nothing
     stored = _storage(target, precision, int4_accuracy_level)
     if engines is not None and target != "tensorrt":
         raise ExportError(f"--engine-rows and --engine-chunk are for tensorrt, got --for {target}")
@@ -80,8 +76,8 @@ def export(
     decoder = plan_decoder(checkpoint, context_length)
     check_decoder(decoder, target, stored.precision)
     texts = checkpoint.texts()
-    tokenizer = _tokenizer(texts, decoder)
-    prompts = _golden_prompts(tokenizer, decoder)
+    tokenizer = checked_tokenizer(texts, decoder.vocab_size)
+    prompts = golden_prompts(tokenizer, decoder.context_length)
     manifest = _describe(decoder, texts, stored, name or checkpoint.name)
     if target == "tensorrt":
         plan = plan_engines(engines or Engines(), stored.precision)
@@ -95,9 +91,11 @@ def export(
     )
     with new_folder(out) as folder:
         write_graphs(folder, prepared, stored)
-        _write_texts(folder, texts)
-        manifest = msgspec.structs.replace(manifest, source_digest=_digest(checkpoint, say))
-        return write_manifest(folder, _verified(folder, manifest, prompts, say))
+        write_texts(folder, texts)
+        manifest = msgspec.structs.replace(
+            manifest, source_digest=source_digest(checkpoint.files, say)
+        )
+        return write_manifest(folder, verified(folder, manifest, prompts, say))
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
@@ -134,12 +132,6 @@ def _counted(checkpoint: Checkpoint, say: Report, stage: str) -> Tensors:
     return CheckedTensors(checkpoint, count)
 
 
-def _write_texts(folder: Path, texts: Texts) -> None:
-    (folder / TOKENIZER_NAME).write_text(texts.tokenizer, encoding="utf-8")
-    if texts.chat_template is not None:
-        (folder / CHAT_TEMPLATE_NAME).write_text(texts.chat_template, encoding="utf-8")
-
-
 def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Manifest:
     return Manifest(
         name=name,
@@ -163,48 +155,3 @@ def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Man
         generation_defaults=texts.generation_defaults,
         exporter_version=__version__,
     )
-
-
-def _tokenizer(texts: Texts, decoder: Decoder) -> Tokenizer:
-    """Return the tokenizer. Raises SourceError for one too large for the model."""
-    tokenizer = load_tokenizer(texts.tokenizer, TOKENIZER_NAME)
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-    if largest >= decoder.vocab_size:
-        raise SourceError(
-            f"the tokenizer's largest id must be < {decoder.vocab_size}, the model's vocabulary, "
-            f"got {largest}; the tokenizer belongs to another model"
-        )
-    return tokenizer
-
-
-def _golden_prompts(tokenizer: Tokenizer, decoder: Decoder) -> list[list[int]]:
-    """Return short prompts of at least 2 tokens."""
-    room = max(2, decoder.context_length // 2)
-    prompts = [tokenizer.encode(text).ids[:room] for text in _GOLDEN_TEXTS]
-    return [ids if len(ids) >= 2 else [0, 0] for ids in prompts]
-
-
-def _verified(folder: Path, manifest: Manifest, prompts: list[list[int]], say: Report) -> Manifest:
-    """Return the manifest with what the graph was seen to compute, and by which version."""
-    import onnxruntime
-
-    say("checking the graph", 0, 1)
-    golden = record_golden(folder, manifest, prompts)
-    say("checking the graph", 1, 1)
-    version = str(onnxruntime.__version__)
-    return msgspec.structs.replace(manifest, golden=golden, onnxruntime_version=version)
-
-
-def _digest(checkpoint: Checkpoint, say: Report) -> str:
-    done, total = 0, sum(file.stat().st_size for file in checkpoint.files)
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        say("hashing the source", done, total)
-
-    return digest(checkpoint.files, count)
-
-
-def _say_nothing(stage: str, done: int, total: int) -> None:
-    pass

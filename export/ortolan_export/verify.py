@@ -7,17 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ortolan_export.errors import VerificationError
+from ortolan_export.running import ModelRunner
 from ortolan_export.source import Float32
 from ortolan_runtime.bundle import GRAPH_NAME, Golden, KVDtype, Manifest
 
 _GOLDEN_TOKENS = 8
 # Kernels for one row and for many add in different orders, which float32 shows and int8 does not.
 _TOLERANCES: Mapping[KVDtype, float] = {"float32": 1e-3, "float16": 5e-2}
+
+
+class Runner(Protocol):
+    """Runs steps of a bundle's graph, whatever inputs that has."""
+
+    def run(
+        self, rows: Sequence[Sequence[int]], pasts: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        """Run one step; return logits ``[R, vocab]`` at ``positions`` and their log-sum-exp."""
+
+    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
+        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
+
+
+def open_runner(folder: Path, manifest: Manifest, *, rows: int, length: int) -> Runner:
+    """Return what runs the bundle in ``folder``, with ``rows`` rows of ``length`` tokens."""
+    if manifest.masked_graph is not None:
+        return ModelRunner(folder, manifest, rows=rows, length=length)
+    return GraphRunner(folder, manifest, rows=rows, length=length)
 
 
 class GraphRunner:
@@ -128,7 +148,7 @@ def record_golden(
     differently: in any bit for int8, by more than 1e-3 for float32 and 5e-2 for float16.
     """
     length = max(len(prompt) for prompt in prompts) + _GOLDEN_TOKENS
-    runner = GraphRunner(folder, manifest, rows=max(2, len(prompts)), length=length)
+    runner = open_runner(folder, manifest, rows=max(2, len(prompts)), length=length)
     copies = 1 if manifest.single_row_exact else 2
     golden = tuple(_greedy(runner, prompt, copies) for prompt in prompts)
     _check_finite(manifest, golden)
@@ -136,7 +156,7 @@ def record_golden(
     return golden
 
 
-def _greedy(runner: GraphRunner, prompt: Sequence[int], copies: int) -> Golden:
+def _greedy(runner: Runner, prompt: Sequence[int], copies: int) -> Golden:
     tokens: list[int] = []
     logprobs: list[float] = []
     row, past = list(prompt), 0
@@ -149,7 +169,7 @@ def _greedy(runner: GraphRunner, prompt: Sequence[int], copies: int) -> Golden:
     return Golden(prompt_tokens=tuple(prompt), tokens=tuple(tokens), logprobs=tuple(logprobs))
 
 
-def _scores_in_batch(runner: GraphRunner, golden: Sequence[Golden]) -> list[list[float]]:
+def _scores_in_batch(runner: Runner, golden: Sequence[Golden]) -> list[list[float]]:
     """Return the logprobs of the golden tokens when all prompts run in one batch."""
     rows: list[list[int]] = [list(item.prompt_tokens) for item in golden]
     pasts = [0] * len(golden)

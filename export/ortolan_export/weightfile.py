@@ -56,6 +56,19 @@ class WeightFile:
             base_dir=self._path.parent,
         )
 
+    def copy(self, tensor: ir.TensorProtocol, parts: Iterable[Array]) -> ir.ExternalTensor:
+        """Append a tensor of any type, given as the bytes that a graph stores of it."""
+        offset, length = self._append(np.uint8, parts)
+        return ir.ExternalTensor(
+            location=self._path.name,
+            offset=offset,
+            length=length,
+            dtype=tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name or "",
+            base_dir=self._path.parent,
+        )
+
     def _append(self, dtype: type[np.generic], parts: Iterable[Array]) -> tuple[int, int]:
         """Write ``parts`` unless the file holds the same bytes; return their offset and length."""
         end = self._stream.tell()

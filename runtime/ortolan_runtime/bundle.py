@@ -33,6 +33,7 @@ Precision = Literal["int8", "int4", "fp16", "fp32", "int8+int4"]
 Device = Literal["cpu", "cuda", "tensorrt"]
 KVLayout = Literal["shared", "static", "concat"]
 KVDtype = Literal["float32", "float16", "int8"]
+Padding = Literal["right", "left", "none"]
 # By the device that a bundle was made for. What TensorRT runs CUDA runs too, and the CPU anything.
 _RUNS_ON: Mapping[Device, tuple[Device, ...]] = {
     "cpu": ("cpu",),
@@ -79,6 +80,28 @@ class GraphNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logsumexp: str | None = None
 
 
+class MaskedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A graph of another exporter's, which goes by an attention mask: names, and what it bears.
+
+    It takes ``attention_mask`` int64 ``[B, past + S]`` and perhaps ``position_ids`` int64
+    ``[B, S]``, and returns logits of all positions ``[B, S, vocab]``, or of the last
+    ``num_logits_to_keep`` ones. ``use_cache_branch`` is a switch that is on where there is a past.
+    A name is null where the graph has no such input. ``padding`` is where rows shorter than others
+    may be filled up: ``right`` of their cached tokens; only ``left``, by graphs that count
+    distances over places; or nowhere (``none``), by graphs that count positions over places.
+    """
+
+    input_ids: str = "input_ids"
+    attention_mask: str | None = "attention_mask"
+    position_ids: str | None = None
+    num_logits_to_keep: str | None = None
+    use_cache_branch: str | None = None
+    past: str = "past_key_values.{layer}.{kind}"
+    present: str = "present.{layer}.{kind}"
+    logits: str = "logits"
+    padding: Padding = "right"
+
+
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling values from the source's generation config; for information, requests decide."""
 
@@ -122,6 +145,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``prefill_graph`` is the file of a second graph with the same inputs and outputs, which computes
     prompts (prefill, scoring) while ``model.onnx`` decodes, over one KV cache; null for a bundle
     whose one graph does both. ``single_row_exact`` then speaks of decoding: a second graph is int8.
+    ``masked_graph`` describes the graph of an adopted bundle, in the place of ``graph``.
     """
 
     format_version: int = FORMAT_VERSION
@@ -141,6 +165,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_dtype: KVDtype = "float32"
     single_row_exact: bool = False
     graph: GraphNames = GraphNames()
+    masked_graph: MaskedGraph | None = None
     prefill_graph: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from ortolan_runtime.bundle import Manifest
 
+Array = npt.NDArray[Any]
+
 # Linux's value; Python names it from 3.13 on. Rows as long as the context are mostly never written.
 _MAP_NORESERVE = 0x4000
 

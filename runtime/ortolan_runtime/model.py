@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import onnxruntime as ort
@@ -10,10 +10,13 @@ import onnxruntime as ort
 from ortolan_runtime.bundle import Bundle, Device
 from ortolan_runtime.errors import BundleError
 from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.layouts.concat import ConcatLayout
 from ortolan_runtime.layouts.layout import Layout
 from ortolan_runtime.layouts.shared import SharedLayout
 from ortolan_runtime.logits import Ids, Lengths, Output
 from ortolan_runtime.providers import open_session, session_options
+
+LoadSession = Callable[[Path], ort.InferenceSession]
 
 
 class Model:
@@ -36,6 +39,8 @@ class Model:
         relaxed: bool = False,
         provider_options: Mapping[str, str] | None = None,
     ) -> None:
+        _check_device(bundle, device)
+
         def load(path: Path) -> ort.InferenceSession:
             options = session_options(threads=threads, spin=spin)
             try:
@@ -43,15 +48,7 @@ class Model:
             except ort_errors() as exc:
                 raise BundleError(f"{path} cannot be loaded: {first_line(exc)}") from exc
 
-        prefill = bundle.prefill_graph_path
-        self._layout: Layout = SharedLayout(
-            load(bundle.graph_path),
-            None if prefill is None else load(prefill),
-            bundle.manifest,
-            rows=rows,
-            length=length,
-            needs_spare=not (bundle.manifest.single_row_exact or relaxed),
-        )
+        self._layout = _layout(bundle, load, rows=rows, length=length, relaxed=relaxed)
         self.length = length
         self.vocab_size = bundle.manifest.vocab_size
 
@@ -91,6 +88,29 @@ class Model:
     def release(self, row: int, length: int) -> None:
         """Give back the memory of one row beyond its first ``length`` tokens."""
         self._layout.release(row, length)
+
+
+def _check_device(bundle: Bundle, device: Device) -> None:
+    if bundle.manifest.kv_layout == "concat" and device != "cpu":
+        raise BundleError(
+            f"device must be cpu for {bundle.manifest.name}, whose KV layout is concat, "
+            f"got {device!r}; export the model natively for other devices"
+        )
+
+
+def _layout(bundle: Bundle, load: LoadSession, *, rows: int, length: int, relaxed: bool) -> Layout:
+    manifest, decoding = bundle.manifest, load(bundle.graph_path)
+    if manifest.kv_layout == "concat":
+        return ConcatLayout(decoding, manifest, rows=rows, length=length, relaxed=relaxed)
+    prefill = bundle.prefill_graph_path
+    return SharedLayout(
+        decoding,
+        None if prefill is None else load(prefill),
+        manifest,
+        rows=rows,
+        length=length,
+        needs_spare=not (manifest.single_row_exact or relaxed),
+    )
 
 
 def ort_errors() -> tuple[type[Exception], ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ortolan_export.gguf import GGUFCheckpoint
-from ortolan_export.verify import GraphRunner
+from ortolan_export.verify import open_runner
 from ortolan_runtime.bundle import open_bundle
 
 VOCAB_SIZE = 320
@@ -74,7 +74,7 @@ def _everything(bundle: Path, reference: Reference) -> Iterator[Comparison]:
 
 def _in_a_batch(bundle: Path, reference: Reference) -> Iterator[Comparison]:
     sequences = reference.sequences
-    runner = GraphRunner(bundle, open_bundle(bundle).manifest, rows=len(sequences), length=_ROOM)
+    runner = open_runner(bundle, open_bundle(bundle).manifest, rows=len(sequences), length=_ROOM)
     rows = [seq[:length] for seq, length in zip(sequences, _PROMPT_LENGTHS, strict=True)]
     pasts = [0] * len(rows)
     for _ in range(1 + _STEPS):
@@ -87,7 +87,7 @@ def _in_a_batch(bundle: Path, reference: Reference) -> Iterator[Comparison]:
 
 
 def _in_chunks(bundle: Path, reference: Reference) -> Iterator[Comparison]:
-    runner = GraphRunner(bundle, open_bundle(bundle).manifest, rows=1, length=_ROOM)
+    runner = open_runner(bundle, open_bundle(bundle).manifest, rows=1, length=_ROOM)
     sequence, expected = reference.sequences[-1], reference.logits[-1]
     for past in range(0, len(sequence), _CHUNK):
         chunk = sequence[past : past + _CHUNK]

@@ -34,12 +34,12 @@ export(Path(sys.argv[1]), Path(sys.argv[2]), report=report)
 
 _TERMINATED_EXPORT = """
 import contextlib, os, signal, sys
-from ortolan_export.commands import export
+from ortolan_export.commands import making
 from ortolan_server.cli import main
 def report(stage, done, total):
     if stage == sys.argv[3] and done >= total // 2:
         os.kill(os.getpid(), signal.SIGTERM)
-export.progress_bar = lambda: contextlib.nullcontext(report)
+making.progress_bar = lambda: contextlib.nullcontext(report)
 sys.exit(main(["export", *sys.argv[1:3]]))
 """
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from ortolan_export.progress import progress_bar
-from ortolan_export.source import PRECISIONS
+from ortolan_export.commands.making import make
+from ortolan_export.source import PRECISIONS, Report
 from ortolan_export.targets import TARGETS, Engines
 from ortolan_runtime.bundle import Manifest
 
@@ -77,31 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and say what was written. Raises ExportError's tree and OSError."""
-    try:
-        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
-            manifest = _export(arguments)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("nothing was written") from None
-    sys.stdout.write(f"{_summary(arguments.out, manifest)}\n")
-    return 0
 
+    def native(report: Report | None) -> Manifest:
+        # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
+        from ortolan_export.native import export
 
-@contextmanager
-def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Let ``signals`` do what Ctrl-C does, so that nothing half-written stays behind."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _export(arguments: argparse.Namespace) -> Manifest:
-    # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
-    from ortolan_export.native import export
-
-    with progress_bar() as report:
         return export(
             arguments.source,
             arguments.out,
@@ -114,18 +90,11 @@ def _export(arguments: argparse.Namespace) -> Manifest:
             report=report,
         )
 
+    return make(arguments.out, native)
+
 
 def _engines(arguments: argparse.Namespace) -> Engines | None:
     """Return the sizes that TensorRT builds engines for, None where none were given."""
     given = {"rows": arguments.engine_rows, "chunk": arguments.engine_chunk}
     known = {name: value for name, value in given.items() if value is not None}
     return Engines(**known) if known else None
-
-
-def _summary(out: Path, manifest: Manifest) -> str:
-    size = sum(record.size for record in manifest.files) / 1e6
-    return (
-        f"{out}: {manifest.name}, {manifest.architecture}, {manifest.precision} "
-        f"for {manifest.target}, "
-        f"context {manifest.context_length}, {size:.0f} MB"
-    )

@@ -52,6 +52,12 @@ COMMANDS = (
         "ortolan_export.commands.export",
         "export,cpu",
     ),
+    Command(
+        "adopt",
+        "make a bundle of an ONNX export that exists",
+        "ortolan_export.commands.adopt",
+        "export,cpu",
+    ),
     Command("inspect", "show what a bundle is", "ortolan_export.commands.inspect", "export,cpu"),
     Command(
         "verify",

@@ -1,0 +1,129 @@
+"""Makes a bundle of another exporter's graph, without changing what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ortolan_export.config import Config
+from ortolan_export.existing import ExistingExport, find_export
+from ortolan_export.finishing import (
+    checked_tokenizer,
+    golden_prompts,
+    say_nothing,
+    source_digest,
+    verified,
+    write_texts,
+)
+from ortolan_export.foreign import (
+    ForeignGraph,
+    context_length,
+    load_graph,
+    quantises_rows_together,
+    read_graph,
+)
+from ortolan_export.plaincopy import external_files, weight_bytes, write_plain
+from ortolan_export.probing import Probe
+from ortolan_export.source import Report
+from ortolan_runtime.bundle import Manifest, new_folder, write_manifest
+from ortolan_runtime.version import __version__
+
+Check = Callable[[Path, Manifest], None]  # raises VerificationError
+
+_SHARED_SCALE = "DynamicQuantizeLinear gives the activations of all rows one scale"
+
+
+def adopt(
+    source: Path,
+    out: Path,
+    *,
+    graph: str | None = None,
+    name: str | None = None,
+    length: int | None = None,
+    report: Report | None = None,
+) -> Manifest:
+    """Write a bundle of the export in the folder ``source`` to ``out`` and return its manifest.
+
+    ``graph`` names the graph's file where there are several, ``name`` defaults to the folder's own,
+    ``length`` to the model's context. ``source`` stays as it is; a bundle already at ``out`` is
+    replaced in the last moment. ``report`` is told (stage, units done, units in all). Raises
+    ExportError, BundleError.
+    """
+    found = find_export(source, graph)
+    if name is not None:
+        found = msgspec.structs.replace(found, name=name)
+    return adopt_export(found, out, length=length, report=report or say_nothing)
+
+
+def adopt_export(
+    found: ExistingExport,
+    out: Path,
+    *,
+    length: int | None,
+    report: Report,
+    check: Check | None = None,
+) -> Manifest:
+    """Write a bundle of an export that was found; raises what ``check`` does of the bundle."""
+    model = load_graph(found.graph)
+    config = Config(found.config, origin=found.config_file.name)
+    foreign = read_graph(model, config)
+    manifest = _describe(found, foreign, context_length(config, length))
+    tokenizer = checked_tokenizer(found.texts, manifest.vocab_size)
+    prompts = golden_prompts(tokenizer, manifest.context_length)
+    files = [found.config_file, found.graph, *external_files(model, found.graph.parent)]
+    reason = _SHARED_SCALE if quantises_rows_together(model) else None
+    total = weight_bytes(model)
+    with new_folder(out) as folder:
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            report("writing weights", done, total)
+
+        write_plain(model, found.graph.parent, folder, count)
+        write_texts(folder, found.texts)
+        manifest = _with_padding(manifest, folder, reason, report)
+        digest = source_digest(files, report)
+        manifest = msgspec.structs.replace(manifest, source_digest=digest)
+        manifest = verified(folder, manifest, prompts, report)
+        if check is not None:
+            check(folder, manifest)
+        return write_manifest(folder, manifest)
+
+
+def _describe(found: ExistingExport, foreign: ForeignGraph, length: int) -> Manifest:
+    return Manifest(
+        name=found.name,
+        architecture=str(found.config.get("model_type", "unknown")),
+        source_digest="",
+        precision=foreign.precision,
+        context_length=length,
+        vocab_size=foreign.vocab_size,
+        layers=foreign.layers,
+        kv_heads=foreign.kv_heads,
+        head_size=foreign.head_size,
+        kv_layout="concat",
+        kv_dtype=foreign.kv_dtype,
+        # Kernels for one row round otherwise in most formats, and on other processors than this.
+        single_row_exact=False,
+        masked_graph=foreign.names,
+        bos_token_id=found.texts.bos_token_id,
+        eos_token_ids=found.texts.eos_token_ids,
+        generation_defaults=found.texts.generation_defaults,
+        exporter_version=__version__,
+    )
+
+
+def _with_padding(
+    manifest: Manifest, folder: Path, why_rows_meet: str | None, report: Report
+) -> Manifest:
+    """Return the manifest with the padding that the graph was seen to bear."""
+    report("probing the graph", 0, 1)
+    padding = Probe(folder, manifest).padding(why_rows_meet)
+    report("probing the graph", 1, 1)
+    assert manifest.masked_graph is not None
+    names = msgspec.structs.replace(manifest.masked_graph, padding=padding)
+    return msgspec.structs.replace(manifest, masked_graph=names)

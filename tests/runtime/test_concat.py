@@ -1,0 +1,146 @@
+"""Graphs that return a longer cache than they take run as all others do, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from engines import Outcome, alone, engine_on, mixed_requests, together
+
+from foreign_graphs import write_export
+from ortolan_export.adopt import adopt
+from ortolan_runtime.bundle import Bundle, Padding, open_bundle
+from ortolan_runtime.errors import BundleError
+from ortolan_runtime.model import Model
+
+PADDINGS: list[Padding] = ["right", "left", "none"]
+PROMPT = np.array([40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50])
+
+
+@pytest.fixture(scope="module")
+def bundle(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Give glassllm's English model as another exporter would have written it."""
+    folder = tmp_path_factory.mktemp("foreign")
+    adopt(write_export(folder / "export", glass_checkpoint), folder / "bundle")
+    return open_bundle(folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Bundle) -> list[Outcome]:
+    """Give each request's outcome on an engine of its own, in one prefill chunk."""
+    outcomes = []
+    for one in mixed_requests(bundle.path):
+        with engine_on(bundle.path, slots=1) as engine:
+            outcomes += together(engine, [one])
+    return outcomes
+
+
+def assert_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
+    for index, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
+        assert outcome.bits() == right.bits(), f"request {index} differs"
+
+
+@pytest.mark.parametrize("options", [{"prefill_chunk": 7}, {"slots": 4, "threads": 2}])
+def test_neither_company_nor_chunks_nor_a_warm_cache_change_a_bit(
+    options: dict[str, int], bundle: Bundle, expected: list[Outcome]
+) -> None:
+    requests = mixed_requests(bundle.path)
+    with engine_on(bundle.path, **{"slots": 16, **options}) as engine:
+        assert_same(together(engine, requests), expected)
+        assert_same(alone(engine, requests[:5]), expected[:5])
+        assert_same(together(engine, requests[::-1]), expected[::-1])
+        assert engine.statistics().cached_prompt_tokens > 0
+
+
+def test_preemption_for_want_of_memory_changes_no_bit(
+    bundle: Bundle, expected: list[Outcome]
+) -> None:
+    memory = 128 * bundle.manifest.kv_bytes_per_token
+    with engine_on(bundle.path, slots=16, kv_memory_bytes=memory) as engine:
+        assert_same(together(engine, mixed_requests(bundle.path)), expected)
+        assert engine.statistics().preemptions > 0
+
+
+def test_the_text_is_that_of_the_native_bundle(
+    bundle: Bundle, glass_bundle_fp32: Path, expected: list[Outcome]
+) -> None:
+    requests = mixed_requests(bundle.path)
+    with engine_on(glass_bundle_fp32, slots=1) as engine:
+        native = alone(engine, requests)
+    # The two graphs add in other orders, so that a draw may fall to a neighbour now and then.
+    same = [ours.ids == theirs.ids for ours, theirs in zip(expected, native, strict=True)]
+    assert sum(same) >= len(same) - 2
+
+
+def model_of(bundle: Bundle, padding: Padding, *, relaxed: bool = False) -> Model:
+    assert bundle.manifest.masked_graph is not None
+    graph = msgspec.structs.replace(bundle.manifest.masked_graph, padding=padding)
+    changed = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, masked_graph=graph))
+    model = Model(changed, rows=5, length=128, threads=1, relaxed=relaxed)
+    for array in model.buffers.arrays:
+        array[:] = np.nan  # what no row has written, no row may read
+    return model
+
+
+def decoded(model: Model, lengths: list[int], steps: int = 1) -> bytes:
+    """Return the first row's logits after prompts of these lengths and so many decode steps."""
+    for row, length in enumerate(lengths):
+        model.prefill(row, np.resize(PROMPT, length) + row, 0, np.array([length - 1]))
+    past = np.array(lengths, np.int32)
+    for step in range(steps):
+        output = model.decode(np.arange(len(lengths)) + 60 + step, past + step)
+    return output.logits[0].tobytes()
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("steps", [1, 70])
+def test_a_row_has_the_same_bits_in_any_company(
+    padding: Padding, steps: int, bundle: Bundle
+) -> None:
+    model = model_of(bundle, padding)
+    right = decoded(model, [11], steps)
+    for company in ([11, 50], [11, 11], [11, 2, 3, 50], [11, 30, 40, 20, 10]):
+        assert decoded(model, company, steps) == right
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_every_padding_gives_the_same_logits_but_for_rounding(
+    padding: Padding, bundle: Bundle
+) -> None:
+    found = np.frombuffer(decoded(model_of(bundle, padding), [11, 50], 3), np.float32)
+    plain = np.frombuffer(decoded(model_of(bundle, "none"), [11], 3), np.float32)
+    assert found == pytest.approx(plain, abs=1e-4)
+
+
+def test_relaxed_runs_rows_of_all_lengths_at_once(bundle: Bundle) -> None:
+    found = np.frombuffer(decoded(model_of(bundle, "left", relaxed=True), [11, 100]), np.float32)
+    plain = np.frombuffer(decoded(model_of(bundle, "left"), [11, 100]), np.float32)
+    assert found == pytest.approx(plain, abs=1e-4)
+
+
+def test_rows_go_on_after_they_were_copied_swapped_and_given_back(bundle: Bundle) -> None:
+    model = model_of(bundle, "right")
+    right = decoded(model, [11, 20])
+    for row, length in ((3, 11), (0, 20)):  # each in the other's place, with company between
+        model.prefill(row, np.resize(PROMPT, length) + (row == 0), 0, np.array([length - 1]))
+    model.decode(np.array([1]), np.array([20], np.int32))
+    model.swap(0, 21, 3, 11)
+    model.copy(3, 1, 20)
+    model.release(3, 0)
+    output = model.decode(np.array([60, 61]), np.array([11, 20], np.int32))
+    assert output.logits[0].tobytes() == right
+
+
+def test_the_last_place_of_the_context_can_be_written(bundle: Bundle) -> None:
+    for padding in PADDINGS:
+        model = model_of(bundle, padding)
+        model.prefill(0, np.resize(PROMPT, 127), 0, np.array([126]))
+        output = model.decode(np.array([60]), np.array([127], np.int32))
+        assert np.isfinite(output.logits).all()
+
+
+def test_another_device_is_refused_with_the_way_out(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match=r"device must be cpu .* 'cuda'; export .* natively"):
+        Model(bundle, rows=2, length=16, threads=1, device="cuda")
