@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from ortolan_runtime.bundle import Bundle, Device, cache_directory, open_bundle
+from ortolan_runtime.cgroup import memory_left_bytes, own_groups
 from ortolan_runtime.errors import (
     BundleError,
     ContextLengthExceeded,
@@ -371,11 +372,16 @@ def kv_budget_tokens(bundle: Bundle, options: EngineOptions) -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that new processes can have without swapping, by Linux's own estimate."""
+    """Return the memory that this process can still have without swapping.
+
+    It is Linux's own estimate, or less where a container has a limit.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+            machine = int(line.split()[1]) * 1024
+    left = memory_left_bytes(own_groups())
+    return machine if left is None else min(machine, left)
 
 
 def scoring_chunk(vocab_size: int, prefill_chunk: int) -> int:

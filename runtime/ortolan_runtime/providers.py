@@ -14,6 +14,7 @@ from typing import Any
 import onnxruntime as ort
 
 from ortolan_runtime.bundle import Device
+from ortolan_runtime.cgroup import core_quota, own_groups
 from ortolan_runtime.errors import ProviderError
 
 _PROVIDERS: dict[Device, str] = {
@@ -25,8 +26,11 @@ _ONNXRUNTIME_ERRORS_ONLY = 3
 
 
 def default_threads() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use, a container's quota included."""
+    cores = len(os.sched_getaffinity(0))
+    quota = core_quota(own_groups())
+    # Rounded down: with a thread too many all of them are stopped for the rest of each period.
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def session_options(*, threads: int, spin: bool) -> ort.SessionOptions:

@@ -21,6 +21,7 @@ from ortolan_server.errors import unavailable
 from ortolan_server.guard import guarded_protocol
 from ortolan_server.listening import forget, is_local, listen, url_of
 from ortolan_server.models import Load, ServedEngine
+from ortolan_server.sd_notify import READY, STOPPING, Notify, notifier
 from ortolan_server.settings import ServerSettings
 
 logger = logging.getLogger("ortolan.server")
@@ -36,19 +37,26 @@ def run_server(
     settings: ServerSettings,
     listener: socket.socket | None = None,
     load: Load | None = None,
+    notify: Notify | None = None,
 ) -> int:
     """Serve until told to stop; return the process's exit code. Raises ListenError.
 
-    ``engine`` is closed at the end; ``load`` opens bundles that shall take its place.
+    ``engine`` is closed at the end; ``load`` opens bundles that shall take its place; ``notify``
+    hears when requests are taken and when no more are.
     """
+    notify = notify or notifier({})
     try:
-        return asyncio.run(_serve(engine, settings, listener or listen(settings), load))
+        return asyncio.run(_serve(engine, settings, listener or listen(settings), load, notify))
     finally:
         forget(settings)
 
 
 async def _serve(
-    engine: ServedEngine, settings: ServerSettings, listener: socket.socket, load: Load | None
+    engine: ServedEngine,
+    settings: ServerSettings,
+    listener: socket.socket,
+    load: Load | None,
+    notify: Notify,
 ) -> int:
     app = create_app(engine, settings, is_local=is_local(listener), load=load)
     server = _Server(
@@ -67,10 +75,11 @@ async def _serve(
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
     )
-    host = _Host(app, server, settings.grace_s)
+    host = _Host(app, server, settings.grace_s, notify)
     with host.handling_signals():
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         logger.info("listening on %s", url_of(listener, settings))
+        notify(READY)
         ending = asyncio.create_task(host.wait_for_the_end())
         await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -91,10 +100,13 @@ class _Server(uvicorn.Server):
 class _Host:
     """Decides when the server ends."""
 
-    def __init__(self, app: Application, server: uvicorn.Server, grace_s: float) -> None:
+    def __init__(
+        self, app: Application, server: uvicorn.Server, grace_s: float, notify: Notify
+    ) -> None:
         self._app = app
         self._server = server
         self._grace_s = grace_s
+        self._notify = notify
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self.has_engine_died = False
@@ -137,6 +149,7 @@ class _Host:
 
     async def _drain(self) -> None:
         self._app.lifecycle.is_draining = True
+        self._notify(STOPPING)
         running = self._app.lifecycle.in_flight
         logger.info("ending: %d requests have %g s to finish", running, self._grace_s)
         await self._wait_until_idle(self._grace_s)

@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises OrtolanError."""
     from ortolan_server.listening import listen
     from ortolan_server.logs import configure_logging
+    from ortolan_server.sd_notify import notifier
     from ortolan_server.serve import run_server
 
     configure_logging(arguments.log_format)
@@ -52,7 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         engine = open_engine(arguments, options)
         say(_summary(engine))
         try:
-            return run_server(engine, settings, listener, lambda path: Engine.open(path, options))
+            return run_server(
+                engine,
+                settings,
+                listener,
+                load=lambda path: Engine.open(path, options),
+                notify=notifier(os.environ),
+            )
         finally:
             engine.close()
 
