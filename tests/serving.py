@@ -112,16 +112,16 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    bundle: Path, *, options: Json | None = None, headers: Json | None = None, **settings: Any
+    *bundles: Path, options: Json | None = None, headers: Json | None = None, **settings: Any
 ) -> Iterator[Server]:
-    """Give a server of ``bundle`` on a free port; it is ended afterwards.
+    """Give a server of ``bundles`` on a free port; it is ended afterwards.
 
     ``options`` are the engine's, ``settings`` the server's; ``headers`` go with every request.
     """
     script = Path(__file__).with_name("serve_bundle.py")
     # Two threads are enough for any test and leave the machine to the others.
     checked = {"slots": 8, "threads": 1, **(options or {})}
-    command = [sys.executable, str(script), str(bundle), json.dumps(checked)]
+    command = [sys.executable, str(script), ":".join(map(str, bundles)), json.dumps(checked)]
     process = subprocess.Popen(
         [*command, json.dumps({"port": 0, "grace_s": 5.0, **settings})],
         stderr=subprocess.PIPE,

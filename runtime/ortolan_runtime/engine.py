@@ -82,17 +82,17 @@ class Engine:
         model: Model,
         tokenizer: Tokenizer,
         stepper: Stepper,
-        queue_limit: int,
-        liberties: tuple[str, ...] = (),
+        options: EngineOptions,
     ) -> None:
         self.bundle = bundle
         self.manifest = bundle.manifest
         self.tokenizer = tokenizer
         self.context_length = model.length
-        self.liberties = liberties
+        self.options = options
+        self.liberties = options.liberties
         self.failure: str | None = None
         self._stepper = stepper
-        self._queue_limit = queue_limit
+        self._queue_limit = options.queue_limit
         self._ids = itertools.count(1)
         self._mailbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # Guards _live and _is_open, which callers and the thread touch.
@@ -156,7 +156,7 @@ class Engine:
         )
         speculation = SpeculationPolicy() if options.speculate else None
         stepper = Stepper(model, tokenizer, cache, scheduler, speculation)
-        return cls(bundle, model, tokenizer, stepper, options.queue_limit, options.liberties)
+        return cls(bundle, model, tokenizer, stepper, options)
 
     def __enter__(self) -> Self:
         return self

@@ -33,12 +33,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     end.
 
     ``completion_tokens`` counts every generated token, an EOS and those cut with a stop string
-    included; ``mean_logprob`` is the mean raw logprob over them (0.0 without any); ``error`` says
-    what went wrong, without any of the prompt, and is set when the reason is ``error``.
+    included; ``prefilled_tokens`` of the prompt were computed for it, again after each preemption,
+    and ``reused_tokens`` taken from the cache; ``mean_logprob`` is the mean raw logprob over the
+    generated ones (0.0 without any); ``error`` says what went wrong, without any of the prompt, and
+    is set when the reason is ``error``.
     """
 
     reason: FinishReason
     completion_tokens: int
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
     mean_logprob: float = 0.0
     error: str | None = None
 

@@ -30,6 +30,7 @@ class Sequence:
             score_count=request.prompt_logprobs or 0,
         )
         self.has_begun = False
+        self.prefilled = self.reused = 0
         self.lookup = PromptLookup(self.work.tokens)
         self._tokenizer = tokenizer
         self._end_ids = frozenset(request.stop_token_ids)
@@ -82,6 +83,7 @@ class Sequence:
     def begin(self) -> Event:
         """Return the first event, once the prompt is in the cache."""
         self.has_begun = True
+        self.reused = self.work.cached_tokens
         return Event(prompt=self._scored_prompt(), cached_tokens=self.work.cached_tokens)
 
     def push(self, token: int, logits: Logits, logsumexp: np.float32) -> Event:
@@ -112,8 +114,7 @@ class Sequence:
 
     def fail(self, error: str) -> Event:
         """Return the last event, after a failure that ``error`` describes."""
-        ending = Ending(reason="error", completion_tokens=self.generated, error=error)
-        return Event(ending=ending)
+        return Event(ending=self._ending("error", error))
 
     def _finish(
         self, reason: FinishReason, *, silent: TokenScore | None = None, new_tokens: int = 0
@@ -123,9 +124,16 @@ class Sequence:
             reason = "stop"
         return Event(text=text, tokens=tokens, new_tokens=new_tokens, ending=self._ending(reason))
 
-    def _ending(self, reason: FinishReason) -> Ending:
+    def _ending(self, reason: FinishReason, error: str | None = None) -> Ending:
         mean = self._logprob_sum / self.generated if self.generated else 0.0
-        return Ending(reason=reason, completion_tokens=self.generated, mean_logprob=mean)
+        return Ending(
+            reason=reason,
+            completion_tokens=self.generated,
+            prefilled_tokens=self.prefilled,
+            reused_tokens=self.reused,
+            mean_logprob=mean,
+            error=error,
+        )
 
     def _score(
         self, token: int, logits: Logits, logsumexp: np.float32, count: int | None

@@ -168,6 +168,7 @@ class Stepper:
         self.statistics.prefill_model_s += time.perf_counter() - started
         self.statistics.prefill_steps += 1
         self.statistics.prompt_tokens += step.count
+        sequence.prefilled += step.count
         self._scheduler.prefilled(step, output.logits[-1], output.logsumexp[-1])
         if step.work.scores_prompt:
             sequence.score_prompt(step.start, output.logits, output.logsumexp)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
@@ -19,7 +19,7 @@ from ortolan_runtime.bundle import Bundle, Manifest
 from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
-from ortolan_server import openapi
+from ortolan_server import admin, openapi
 from ortolan_server.auth import Authentication, OwnNames
 from ortolan_server.bridge import EngineBridge
 from ortolan_server.chat_template import ChatTemplate
@@ -28,11 +28,11 @@ from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import served_dialects
 from ortolan_server.edge import Errors, RequestIds
 from ortolan_server.keys import KeyRing, key_file
-from ortolan_server.kinds import Facts
+from ortolan_server.kinds import Facts, Schema
 from ortolan_server.logs import log_completion
 from ortolan_server.metrics import Measured, Metrics, MetricsRoute
-from ortolan_server.models import Load, Models, ReplaceModel, Served, ServedEngine
-from ortolan_server.observation import Observer, UsageRecord
+from ortolan_server.models import Load, Models, NamedEngine, Served, ServedEngine
+from ortolan_server.observation import Observer
 from ortolan_server.page import ASSETS, ROOT, Page
 from ortolan_server.prompts import Limits
 from ortolan_server.ratelimit import RateLimits
@@ -41,7 +41,6 @@ from ortolan_server.routes import (
     ModelRoutes,
     Route,
     TokenizerRoutes,
-    fixed,
     version,
 )
 from ortolan_server.settings import ServerSettings
@@ -75,15 +74,22 @@ class Application:
     """The ASGI application, with what its host needs to end it."""
 
     def __init__(
-        self, app: ASGIApp, models: Models, lifecycle: Lifecycle, usage_log: UsageLog | None
+        self,
+        app: ASGIApp,
+        models: Models,
+        lifecycle: Lifecycle,
+        observer: Observer,
+        usage_log: UsageLog | None,
     ) -> None:
         self._app = app
+        self._observer = observer
         self._usage_log = usage_log
         self.models = models
         self.lifecycle = lifecycle
 
     def close(self) -> None:
         """Account for what is not over; nothing will come any more."""
+        self._observer.finish_all()
         self.models.close()
         if self._usage_log is not None:
             self._usage_log.close()
@@ -100,7 +106,7 @@ class Application:
 
 
 def create_app(
-    engine: ServedEngine,
+    engines: Sequence[NamedEngine],
     settings: ServerSettings,
     *,
     is_local: bool = True,
@@ -109,59 +115,71 @@ def create_app(
     """Return the application; call on the event loop that will run it.
 
     ``is_local`` tells that only this machine can reach it; ``load`` opens a bundle that shall take
-    the model's place. Raises InvalidParameter, KeyFileError and UsageLogError.
+    a model's place. Raises InvalidParameter, KeyFileError and UsageLogError.
     """
     lifecycle = Lifecycle()
     models = Models(load)
     metrics = Metrics(models.statistics, lambda: lifecycle.in_flight)
     keys = KeyRing(key_file(settings.keys_file), settings.api_key)
     dialects = served_dialects(settings.v1_dialect)
-    limits = RateLimits(models, (dialect.path for dialect in dialects), lambda: models.name)
+    models.serve(_named(engines, settings), _served)
     usage_log = _usage_log(settings)
     page = Page() if settings.page else None
-    listeners = [metrics.count, log_completion, limits.charge]
+    observer = Observer(metrics.token_times)
+    service = _service(models, observer, settings, lifecycle)
+    routes = [
+        *_dialect_routes(dialects, service),
+        *_document_routes(dialects, models, settings, keys),
+        *_tokenizer_routes(TokenizerRoutes(service)),
+        *_process_routes(models, metrics, lifecycle, settings),
+        *_page_routes(page),
+    ]
+    limits = RateLimits(
+        Router(routes, redirect_slashes=False), (dialect.path for dialect in dialects)
+    )
+    for listener in (metrics.count, log_completion, limits.charge):
+        observer.listen(listener)
     if usage_log is not None:
-        listeners.append(usage_log.put)
-    paths: set[str] = set()
-
-    def make(engine: ServedEngine) -> Served:
-        service = _service(engine, settings, metrics, listeners, lifecycle)
-        routes = [
-            *_dialect_routes(dialects, service),
-            *_document_routes(dialects, service, settings, has_key=keys.has_keys),
-            *_tokenizer_routes(TokenizerRoutes(service, engine.bundle)),
-            *_process_routes(models, metrics, lifecycle, settings),
-            *_page_routes(page),
-        ]
-        paths.update(route.path for route in routes if isinstance(route, StarletteRoute))
-        return Served(engine, service, Router(routes, redirect_slashes=False))
-
-    models.serve(engine, make)
+        observer.listen(usage_log.put)
     names = settings.allowed_hosts if is_local or settings.allowed_hosts else None
     open_paths = frozenset() if page is None else page.paths
     app = _layers(_admitting(limits, keys, names, dialects, open_paths), dialects, settings)
-    return Application(RequestIds(Measured(app, metrics, paths)), models, lifecycle, usage_log)
+    paths = {route.path for route in routes if isinstance(route, StarletteRoute)}
+    app = RequestIds(Measured(app, metrics, paths))
+    return Application(app, models, lifecycle, observer, usage_log)
+
+
+def _named(engines: Sequence[NamedEngine], settings: ServerSettings) -> Sequence[NamedEngine]:
+    """Return the engines, the only one under the name that the settings give it."""
+    if settings.model_name is None:
+        return engines
+    if len(engines) > 1:
+        raise InvalidParameter(
+            "model_name", "must not be given with several bundles; name each as NAME=BUNDLE", None
+        )
+    return [NamedEngine(engines[0].engine, settings.model_name)]
+
+
+def _served(named: NamedEngine) -> Served:
+    engine = named.engine
+    return Served(
+        engine=engine,
+        bridge=EngineBridge(engine, asyncio.get_running_loop()),
+        facts=_facts(engine, named.name),
+        fingerprint=_fingerprint(engine.bundle.manifest, engine.liberties),
+        is_named=named.name is not None,
+    )
 
 
 def _service(
-    engine: ServedEngine,
-    settings: ServerSettings,
-    metrics: Metrics,
-    listeners: Iterable[Callable[[UsageRecord], None]],
-    lifecycle: Lifecycle,
+    models: Models, observer: Observer, settings: ServerSettings, lifecycle: Lifecycle
 ) -> Service:
-    facts = _facts(engine, settings)
-    observer = Observer(facts.model, metrics.token_times)
-    for listener in listeners:
-        observer.listen(listener)
     return Service(
-        bridge=EngineBridge(engine, asyncio.get_running_loop()),
+        models=models,
         observer=observer,
-        facts=facts,
         limits=Limits(
             choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
         ),
-        fingerprint=_fingerprint(engine.bundle.manifest, engine.liberties),
         max_body_bytes=settings.max_body_bytes,
         heartbeat_s=settings.heartbeat_s,
         is_strict=settings.strict,
@@ -176,10 +194,10 @@ def _usage_log(settings: ServerSettings) -> UsageLog | None:
     return UsageLog(Path(settings.usage_log), **limits)
 
 
-def _facts(engine: ServedEngine, settings: ServerSettings) -> Facts:
+def _facts(engine: ServedEngine, name: str | None) -> Facts:
     manifest, tokenizer = engine.bundle.manifest, engine.tokenizer
     return Facts(
-        model=settings.model_name or manifest.name,
+        model=name or manifest.name,
         # Rows of the logits beyond the tokenizer's count are padding, and no tokens.
         vocab_size=min(manifest.vocab_size, tokenizer.vocab_size),
         context_length=engine.context_length,
@@ -206,7 +224,7 @@ def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseRoute]:
-    models = ModelRoutes(service, time.time())
+    models = ModelRoutes(service.models)
     routes: list[BaseRoute] = []
     for dialect in dialects:
         base = dialect.base_path
@@ -217,27 +235,30 @@ def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseR
 
 
 def _document_routes(
-    dialects: tuple[Dialect, ...], service: Service, settings: ServerSettings, *, has_key: bool
+    dialects: tuple[Dialect, ...], models: Models, settings: ServerSettings, keys: KeyRing
 ) -> list[BaseRoute]:
     """Return ``/openapi.json`` for everything and ``/openapi/{dialect}.json`` for each dialect."""
-    documents = {
-        f"/openapi/{dialect.name}.json": openapi.document(
-            [dialect],
-            service.facts,
-            title=f"Ortolan, {dialect.title} dialect",
-            is_strict=settings.strict,
-            has_key=has_key,
-        )
-        for dialect in dialects
-    }
-    documents["/openapi.json"] = openapi.document(
-        dialects, service.facts, title="Ortolan", is_strict=settings.strict, has_key=has_key
-    )
-    return [
-        route
-        for path, document in documents.items()
-        for route in _both(path, Route(fixed(document)), "GET")
-    ]
+
+    def route(title: str, described: Iterable[Dialect], more: dict[str, Schema]) -> Route:
+        # Made when asked for: models and keys change while the server runs.
+        async def answer(scope: Scope, receive: Receive) -> dict[str, Any]:
+            return openapi.document(
+                described,
+                models.common_facts(),
+                title=title,
+                is_strict=settings.strict,
+                has_key=keys.has_keys,
+                more=more,
+            )
+
+        return Route(answer)
+
+    more = openapi.admin_paths() if models.can_load else {}
+    routes = _both("/openapi.json", route("Ortolan", dialects, more), "GET")
+    for dialect in dialects:
+        title = f"Ortolan, {dialect.title} dialect"
+        routes += _both(f"/openapi/{dialect.name}.json", route(title, [dialect], {}), "GET")
+    return routes
 
 
 def _tokenizer_routes(tokenizer: TokenizerRoutes) -> list[BaseRoute]:
@@ -260,8 +281,8 @@ def _process_routes(
         *_both("/metrics", MetricsRoute(metrics), "GET"),
     ]
     if models.can_load:
-        replace = ReplaceModel(models, settings.max_body_bytes)
-        routes += _both("/admin/models", Route(replace.answer), "POST")
+        replace = admin.ReplaceModel(models, settings.max_body_bytes)
+        routes += _both(admin.PATH, Route(replace.answer), "POST")
     return routes
 
 

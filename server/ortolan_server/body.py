@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 
 import msgspec
-from starlette.types import Receive
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
 
 from ortolan_server.errors import ApiError, too_large
 
@@ -20,6 +21,14 @@ _decoder = msgspec.json.Decoder()
 
 class ClientDisconnected(Exception):
     """The client left before its request was whole."""
+
+
+async def read_json(scope: Scope, receive: Receive, max_body_bytes: int) -> object:
+    """Return the JSON value of a request's body. Raises ApiError and ClientDisconnected."""
+    headers = Headers(scope=scope)
+    check_length(headers, max_body_bytes)
+    check_media_type(headers)
+    return decode_json(await read_body(receive, max_body_bytes))
 
 
 def check_media_type(headers: Mapping[str, str]) -> None:

@@ -11,28 +11,27 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.events import Event
 from ortolan_server import sse
-from ortolan_server.body import check_length, check_media_type, decode_json, read_body
-from ortolan_server.bridge import EngineBridge, Subscription
+from ortolan_server.body import read_json
+from ortolan_server.bridge import Subscription
 from ortolan_server.candidates import Candidates
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.edge import place_of
 from ortolan_server.errors import ApiError, from_runtime, internal, unavailable
-from ortolan_server.fields import FieldTable, nearest_name, read_values
-from ortolan_server.kinds import Facts
+from ortolan_server.fields import FieldTable, nearest_name
+from ortolan_server.keys import Key
+from ortolan_server.models import Models, Served
 from ortolan_server.observation import Observation, Observer
 from ortolan_server.prompts import (
     Limits,
     character_count,
-    check_choices,
-    check_model,
     make_sequences,
     prepare_prompts,
+    read_request,
 )
 from ortolan_server.reply import Frame, Piece, PromptPart, Usage
 from ortolan_server.request import CompletionRequest
@@ -45,7 +44,7 @@ _FEW_CHARACTERS = 2048
 _FEW_SCORES = 256
 
 # JavaScript's numbers hold this many bits exactly, so that a client can send a seed back.
-_SEED_BITS = 53
+SEED_BITS = 53
 
 _MAX_NAMES_IN_HEADER = 16
 _MAX_NAMES_TOLD = 256
@@ -54,11 +53,9 @@ _MAX_NAMES_TOLD = 256
 class Service(msgspec.Struct, frozen=True, kw_only=True):
     """What every completion endpoint needs, made once when the server starts."""
 
-    bridge: EngineBridge
+    models: Models
     observer: Observer
-    facts: Facts
     limits: Limits
-    fingerprint: str
     max_body_bytes: int
     heartbeat_s: float
     is_strict: bool
@@ -89,70 +86,51 @@ class CompletionEndpoint:
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, observation: Observation
     ) -> None:
-        body = await read_json(scope, receive, self._service.max_body_bytes)
-        request, ignored = self._read(body)
-        observation.is_stream = request.stream
-        prompts = await self._prepare(request)
-        frame = self._frame(request)
-        subscription = self._submit(request, prompts, frame, observation)
-        candidates = Candidates(request, prompts)
-        observation.usage = candidates.usage
-        reply = _Reply(self._dialect, self._service, frame, candidates, observation)
-        try:
-            async with watching(receive, subscription.close):
-                answer = reply.stream if request.stream else reply.whole
-                await answer(subscription, send, _headers(frame, ignored), request_id(scope))
-        finally:
-            self._service.bridge.release(subscription)
-
-    def _read(self, body: object) -> tuple[CompletionRequest, tuple[str, ...]]:
-        if self._service.is_draining():
+        service = self._service
+        body = await read_json(scope, receive, service.max_body_bytes)
+        if service.is_draining():
             raise unavailable("the server is shutting down")
-        values = read_values(body, self._table, self._service.facts)
-        request = self._dialect.make_request(values, self._dialect, self._service.facts)
-        check_model(request, self._service.facts.model)
-        check_choices(request, self._service.limits)
-        self._log_ignored(values.ignored)
-        return request, values.ignored
+        name = named_model(body)
+        served = service.models.choose(name, key_of(scope))
+        observation.model = served.name if name in (None, served.name) else ""
+        with service.models.answering(served):
+            request, ignored = self._read(body, served, key_of(scope))
+            observation.is_stream = request.stream
+            prompts = await _prepare(request, served)
+            frame = self._frame(request, served)
+            subscription = _submit(request, prompts, frame, served, service.limits, observation)
+            candidates = Candidates(request, prompts)
+            observation.usage = candidates.usage
+            reply = _Reply(self._dialect, service, frame, candidates, observation)
+            try:
+                async with watching(receive, subscription.close):
+                    answer = reply.stream if request.stream else reply.whole
+                    await answer(subscription, send, _headers(frame, ignored), request_id(scope))
+            finally:
+                served.bridge.release(subscription)
 
-    async def _prepare(self, request: CompletionRequest) -> list[PromptPart]:
-        facts = self._service.facts
-        try:
-            if character_count(request) <= _FEW_CHARACTERS:
-                return prepare_prompts(request, facts)
-            return await asyncio.to_thread(prepare_prompts, request, facts)
-        except OrtolanError as error:
-            raise from_runtime(error) from error
-
-    def _submit(
-        self,
-        request: CompletionRequest,
-        prompts: list[PromptPart],
-        frame: Frame,
-        observation: Observation,
-    ) -> Subscription:
+    def _read(
+        self, body: object, served: Served, key: Key | None
+    ) -> tuple[CompletionRequest, tuple[str, ...]]:
         service = self._service
-        try:
-            sequences = make_sequences(
-                request, prompts, seed=frame.seed, facts=service.facts, limits=service.limits
-            )
-            subscription = service.bridge.subscribe(sequences, observation)
-        except OrtolanError as error:
-            raise from_runtime(error) from error
-        observation.submitted()
-        return subscription
+        names = service.models.names(key)
+        request, ignored = read_request(
+            body, self._dialect, self._table, facts=served.facts, names=names, limits=service.limits
+        )
+        self._log_ignored(ignored)
+        return request, ignored
 
-    def _frame(self, request: CompletionRequest) -> Frame:
+    def _frame(self, request: CompletionRequest, served: Served) -> Frame:
         service = self._service
-        seed = service.random_bits(_SEED_BITS) if request.seed is None else request.seed
+        seed = service.random_bits(SEED_BITS) if request.seed is None else request.seed
         return Frame(
             id=f"{self._dialect.id_prefix}{service.random_bits(96):024x}",
             created_s=service.clock(),
-            model=service.facts.model,
-            fingerprint=service.fingerprint,
+            model=served.name,
+            fingerprint=served.fingerprint,
             seed=seed,
             request=request,
-            tokenizer=service.facts.tokenizer,
+            tokenizer=served.facts.tokenizer,
         )
 
     def _log_ignored(self, ignored: tuple[str, ...]) -> None:
@@ -262,12 +240,43 @@ class _Reply:
         return b"" if document is None else sse.event(document)
 
 
-async def read_json(scope: Scope, receive: Receive, max_body_bytes: int) -> object:
-    """Return the JSON value of a request's body. Raises ApiError and ClientDisconnected."""
-    headers = Headers(scope=scope)
-    check_length(headers, max_body_bytes)
-    check_media_type(headers)
-    return decode_json(await read_body(receive, max_body_bytes))
+async def _prepare(request: CompletionRequest, served: Served) -> list[PromptPart]:
+    try:
+        if character_count(request) <= _FEW_CHARACTERS:
+            return prepare_prompts(request, served.facts)
+        return await asyncio.to_thread(prepare_prompts, request, served.facts)
+    except OrtolanError as error:
+        raise from_runtime(error) from error
+
+
+def _submit(
+    request: CompletionRequest,
+    prompts: list[PromptPart],
+    frame: Frame,
+    served: Served,
+    limits: Limits,
+    observation: Observation,
+) -> Subscription:
+    try:
+        sequences = make_sequences(
+            request, prompts, seed=frame.seed, facts=served.facts, limits=limits
+        )
+        subscription = served.bridge.subscribe(sequences, observation)
+    except OrtolanError as error:
+        raise from_runtime(error) from error
+    observation.submitted()
+    return subscription
+
+
+def named_model(body: object) -> object:
+    """Return what a body gives as its model, whatever it is."""
+    return body.get("model") if isinstance(body, dict) else None
+
+
+def key_of(scope: Scope) -> Key | None:
+    """Return the key that let the request in, None where there are no keys."""
+    key: Key | None = scope["state"].get("key")
+    return key
 
 
 def request_id(scope: Scope) -> str:

@@ -6,7 +6,7 @@ a dialect may map its ``code`` to another status when it renders it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ortolan_runtime.errors import (
@@ -66,12 +66,12 @@ def context_length_exceeded(context: int, prompt_tokens: int, max_tokens: int) -
     )
 
 
-def model_not_found(model: str, served: str) -> ApiError:
-    """Return the 404 for a model that is not served."""
+def model_not_found(model: str, served: Iterable[str]) -> ApiError:
+    """Return the 404 for a model that is not among those ``served``."""
     shown = model if len(model) <= 80 else f"{model[:79]}…"
     return ApiError(
         404,
-        f"`model` must be a served model ({served!r}), got {shown!r}",
+        f"`model` must be a served model ({', '.join(map(repr, served))}), got {shown!r}",
         param="model",
         code="model_not_found",
     )

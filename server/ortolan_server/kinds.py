@@ -22,13 +22,17 @@ _MAX_TEXT_CHARACTERS = 4096
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the served model values are checked against."""
+    """What of a served model values are checked against.
+
+    ``others`` are served beside it, for documents that describe them all.
+    """
 
     model: str
     vocab_size: int
     context_length: int
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
+    others: tuple[str, ...] = ()
 
 
 class Refused(Exception):
@@ -152,7 +156,7 @@ class ModelName(msgspec.Struct, frozen=True):
 
     def schema(self, facts: Facts) -> Schema:
         """Return the JSON Schema."""
-        return {"type": "string", "enum": [facts.model]}
+        return {"type": "string", "enum": [facts.model, *facts.others]}
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True):

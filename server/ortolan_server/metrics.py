@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -48,7 +48,7 @@ class Metrics:
     """The registry of one server; nothing of it is global."""
 
     def __init__(
-        self, statistics: Callable[[], Statistics], in_flight: Callable[[], float]
+        self, statistics: Callable[[], Mapping[str, Statistics]], in_flight: Callable[[], float]
     ) -> None:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter(
@@ -64,21 +64,26 @@ class Metrics:
         self._endings = Counter(
             "ortolan_completions",
             "Completion requests by their ending.",
-            ["ending"],
+            ["model", "ending"],
             registry=registry,
         )
         self._delivered = Counter(
-            "ortolan_delivered_tokens", "Generated tokens that were sent.", registry=registry
+            "ortolan_delivered_tokens",
+            "Generated tokens that were sent.",
+            ["model"],
+            registry=registry,
         )
         self._first = Histogram(
             "ortolan_time_to_first_token_seconds",
             "Time from a completion request to its first token.",
+            ["model"],
             buckets=_FIRST_TOKEN_S,
             registry=registry,
         )
         self._next = Histogram(
             "ortolan_inter_token_seconds",
             "Time between two tokens of one sequence.",
+            ["model"],
             buckets=_NEXT_TOKEN_S,
             registry=registry,
         )
@@ -94,12 +99,15 @@ class Metrics:
     @property
     def token_times(self) -> TokenTimes:
         """Return who is told how long clients wait for tokens."""
-        return TokenTimes(self._first.observe, self._next.observe)
+        return TokenTimes(
+            lambda model, seconds: self._first.labels(model).observe(seconds),
+            lambda model, seconds: self._next.labels(model).observe(seconds),
+        )
 
     def count(self, record: UsageRecord) -> None:
         """Count one completion request that is over."""
-        self._endings.labels(record.ending).inc()
-        self._delivered.inc(record.delivered_tokens)
+        self._endings.labels(record.model, record.ending).inc()
+        self._delivered.labels(record.model).inc(record.delivered_tokens)
 
     def text(self) -> bytes:
         """Return all figures in Prometheus's text format."""
@@ -156,33 +164,45 @@ class Measured:
 
 
 class _EngineCollector(Collector):
-    """The engine's own counts, read when they are asked for."""
+    """The engines' own counts by model, read when they are asked for."""
 
-    def __init__(self, statistics: Callable[[], Statistics]) -> None:
+    def __init__(self, statistics: Callable[[], Mapping[str, Statistics]]) -> None:
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every figure of the engine."""
-        now = self._statistics()
+        """Yield every figure of the engines."""
+        by_model = self._statistics()
         for field, name, meaning in _GAUGES:
-            yield GaugeMetricFamily(f"ortolan_{name}", meaning, getattr(now, field))
+            gauge = GaugeMetricFamily(f"ortolan_{name}", meaning, labels=["model"])
+            for model, now in by_model.items():
+                gauge.add_metric([model], getattr(now, field))
+            yield gauge
         for field, name, meaning in _COUNTERS:
-            yield CounterMetricFamily(f"ortolan_{name}", meaning, getattr(now, field))
-        steps = CounterMetricFamily("ortolan_steps", "Steps of the engine.", labels=["kind"])
-        steps.add_metric(["prefill"], now.prefill_steps)
-        steps.add_metric(["decode"], now.decode_steps)
-        yield steps
-        yield _step_times(now)
+            counter = CounterMetricFamily(f"ortolan_{name}", meaning, labels=["model"])
+            for model, now in by_model.items():
+                counter.add_metric([model], getattr(now, field))
+            yield counter
+        yield _steps(by_model)
+        yield _step_times(by_model)
 
 
-def _step_times(now: Statistics) -> Metric:
+def _steps(by_model: Mapping[str, Statistics]) -> Metric:
+    steps = CounterMetricFamily("ortolan_steps", "Steps of the engine.", labels=["model", "kind"])
+    for model, now in by_model.items():
+        steps.add_metric([model, "prefill"], now.prefill_steps)
+        steps.add_metric([model, "decode"], now.decode_steps)
+    return steps
+
+
+def _step_times(by_model: Mapping[str, Statistics]) -> Metric:
     seconds = CounterMetricFamily(
         "ortolan_step_seconds",
         "Time in steps: in the model, and around it (scheduling, sampling, text).",
-        labels=["kind", "part"],
+        labels=["model", "kind", "part"],
     )
-    seconds.add_metric(["prefill", "model"], now.prefill_model_s)
-    seconds.add_metric(["prefill", "around"], now.prefill_s - now.prefill_model_s)
-    seconds.add_metric(["decode", "model"], now.decode_model_s)
-    seconds.add_metric(["decode", "around"], now.decode_s - now.decode_model_s)
+    for model, now in by_model.items():
+        seconds.add_metric([model, "prefill", "model"], now.prefill_model_s)
+        seconds.add_metric([model, "prefill", "around"], now.prefill_s - now.prefill_model_s)
+        seconds.add_metric([model, "decode", "model"], now.decode_model_s)
+        seconds.add_metric([model, "decode", "around"], now.decode_s - now.decode_model_s)
     return seconds

@@ -1,4 +1,4 @@
-"""The model that is served, and how another takes its place while requests run.
+"""The models that are served, by name, and how another bundle takes the place of one of them.
 
 A new bundle is loaded beside the running one. From then on new requests are answered by it; those
 that had come before end with the model that they began with, which is closed after the last.
@@ -7,24 +7,31 @@ that had come before end with the model that they began with, which is closed af
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
 
 from ortolan_runtime.bundle import Bundle
-from ortolan_runtime.errors import OrtolanError
+from ortolan_runtime.errors import InvalidParameter, OrtolanError
 from ortolan_runtime.stepper import Statistics
 from ortolan_runtime.text import Tokenizer
-from ortolan_server.bridge import SequenceEngine
-from ortolan_server.completions import Service, read_json
-from ortolan_server.errors import ApiError, invalid_value
+from ortolan_server.bridge import EngineBridge, SequenceEngine
+from ortolan_server.errors import ApiError, invalid_value, model_not_found
+from ortolan_server.keys import Key
+from ortolan_server.kinds import Facts
 
 logger = logging.getLogger("ortolan.server")
 
 _POLL_S = 0.1
+# What an engine has at the moment; everything else in its statistics only grows.
+_GAUGES = frozenset(
+    ("slots", "running", "waiting", "kv_budget_tokens", "kv_used_tokens", "kv_cached_tokens")
+)
 
 
 class ServedEngine(SequenceEngine, Protocol):
@@ -46,123 +53,212 @@ class ServedEngine(SequenceEngine, Protocol):
         """Cancel what runs and stop the thread; idempotent."""
 
 
-Load = Callable[[str], ServedEngine]
+class NamedEngine(msgspec.Struct, frozen=True):
+    """An engine to serve under ``name``; None is the bundle's own name."""
+
+    engine: ServedEngine
+    name: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """One model with the application that answers for it."""
+    """One model: its engine, and what requests need of it.
+
+    ``is_named`` tells that the operator chose the name, so that what takes its place keeps it.
+    """
 
     engine: ServedEngine
-    service: Service
-    app: ASGIApp
+    bridge: EngineBridge
+    facts: Facts
+    fingerprint: str
+    is_named: bool = False
     in_flight: int = 0
-
-
-class Models:
-    """The application of the model that is served now; ``serve`` before the first request."""
-
-    def __init__(self, load: Load | None) -> None:
-        self._load = load
-        self._make: Callable[[ServedEngine], Served]
-        self._all: list[Served] = []
-        self._loading = asyncio.Lock()
-        self._retiring: set[asyncio.Task[None]] = set()
-
-    def serve(self, engine: ServedEngine, make: Callable[[ServedEngine], Served]) -> None:
-        """Serve the first model; ``make`` makes the application of any. Raises InvalidParameter."""
-        self._make = make
-        self._all.append(make(engine))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with the model of this moment, to its end."""
-        served = self.current
-        served.in_flight += 1
-        try:
-            await served.app(scope, receive, send)
-        finally:
-            served.in_flight -= 1
-
-    @property
-    def current(self) -> Served:
-        """Return the model that new requests get."""
-        return self._all[-1]
+    created_s: float = field(default_factory=time.time)
 
     @property
     def name(self) -> str:
-        """Return its name."""
-        return self.current.service.facts.model
+        """Return the name that clients use."""
+        return self.facts.model
+
+
+Figures = dict[str, float]
+# Opens the bundle at a path, to take an engine's place and its share of the machine.
+Load = Callable[[str, ServedEngine], ServedEngine]
+Make = Callable[[NamedEngine], Served]
+
+
+class Models:
+    """Every model that is served; ``serve`` before the first request."""
+
+    def __init__(self, load: Load | None) -> None:
+        self._load = load
+        self._make: Make
+        self._current: list[Served] = []
+        self._leaving: list[Served] = []
+        self._closing: list[Served] = []
+        self._counted: dict[str, Figures] = {}  # by engines that are closed
+        self._loading = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def serve(self, engines: Sequence[NamedEngine], make: Make) -> None:
+        """Serve the first models. Raises InvalidParameter when two have one name."""
+        self._make = make
+        for engine in engines:
+            served = make(engine)
+            if served.name in self.names():
+                raise InvalidParameter(
+                    "bundle", "must each have a name of its own, as in NAME=BUNDLE", served.name
+                )
+            self._current.append(served)
+
+    @property
+    def current(self) -> tuple[Served, ...]:
+        """Return the models that new requests get, in the order in which they were given."""
+        return tuple(self._current)
 
     @property
     def can_load(self) -> bool:
-        """Return whether another bundle may take the model's place."""
+        """Return whether another bundle may take the place of one that is served."""
         return self._load is not None
 
     @property
     def are_alive(self) -> bool:
         """Return whether every engine that has requests runs."""
-        return all(served.engine.is_alive for served in self._all)
+        return all(served.engine.is_alive for served in self._all())
 
-    def statistics(self) -> Statistics:
-        """Return those of the model that new requests get; its counters begin at 0."""
-        return self.current.engine.statistics()
+    def names(self, key: Key | None = None) -> list[str]:
+        """Return the names of all models, or of those that ``key`` may use."""
+        return [served.name for served in self._current if _may_use(key, served.name)]
+
+    def choose(self, name: object, key: Key | None = None) -> Served:
+        """Return the model of that name, else the first that ``key`` may use.
+
+        A name that is not served is refused later, when the other fields were found good. Raises
+        ApiError when ``key`` may use none.
+        """
+        usable = [served for served in self._current if _may_use(key, served.name)]
+        if not usable:
+            assert key is not None, "without a key all are usable"
+            wanted = name if isinstance(name, str) else self._current[0].name
+            raise model_not_found(wanted, key.limits.models)
+        return next((served for served in usable if served.name == name), usable[0])
+
+    def common_facts(self) -> Facts:
+        """Return facts that are true of every model: the widest ranges, all names."""
+        facts = [served.facts for served in self._current]
+        return msgspec.structs.replace(
+            facts[0],
+            vocab_size=max(one.vocab_size for one in facts),
+            context_length=max(one.context_length for one in facts),
+            others=tuple(one.model for one in facts[1:]),
+        )
+
+    @contextlib.contextmanager
+    def answering(self, served: Served) -> Iterator[None]:
+        """Keep a model while a request of it is being answered."""
+        served.in_flight += 1
+        try:
+            yield
+        finally:
+            served.in_flight -= 1
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Return what each name has done and holds.
+
+        Counters go on when another bundle takes a name; what an engine that is being replaced still
+        holds is counted too.
+        """
+        totals = {name: dict(counted) for name, counted in self._counted.items()}
+        for served in (*self._closing, *self._all()):
+            _add(totals.setdefault(served.name, {}), _figures(served))
+        return {name: Statistics(**total) for name, total in totals.items()}  # type: ignore[arg-type]
 
     def fail_all(self, error: ApiError) -> None:
         """End every request that is not answered yet with ``error``."""
-        for served in self._all:
-            served.service.bridge.fail_all(error)
+        for served in self._all():
+            served.bridge.fail_all(error)
 
     def close(self) -> None:
-        """Account for every request, and close what was loaded here."""
+        """Close what is served."""
         for task in self._retiring:
             task.cancel()
-        for served in self._all:
-            served.service.observer.finish_all()
+        for served in self._all():
             served.engine.close()
 
-    async def replace(self, bundle: str) -> None:
-        """Load a bundle and serve it. Raises ApiError; then the model stays as it was."""
+    async def replace(self, bundle: str, name: str | None = None) -> tuple[str, str]:
+        """Load a bundle and serve it in the place of a model; return the new name and the old.
+
+        ``name`` says of which; it may be left out when there is one alone. Raises ApiError; then
+        every model stays as it was.
+        """
         if self._load is None:
             raise ApiError(404, "this server loads no other bundles", code="not_found")
         if self._loading.locked():
             raise ApiError(409, "another bundle is being loaded; try again later", code="conflict")
         async with self._loading:
+            old = self._replaceable(name)
             try:
-                engine = await asyncio.to_thread(self._load, bundle)
-                served = self._make(engine)
+                engine = await asyncio.to_thread(self._load, bundle, old.engine)
+                new = self._made(engine, old)
             except OrtolanError as exc:
                 raise invalid_value("bundle", str(exc)) from exc
-        old = self.current
-        self._all.append(served)
-        logger.info("serving %s in place of %s", self.name, old.service.facts.model)
+        self._current[self._current.index(old)] = new
+        self._leaving.append(old)
+        logger.info("serving %s in place of %s", new.name, old.name)
         task = asyncio.create_task(self._retire(old))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+        return new.name, old.name
+
+    def _replaceable(self, name: str | None) -> Served:
+        """Return the model whose place is to be taken. Raises ApiError."""
+        names = self.names()
+        if name is None and len(names) == 1:
+            return self._current[0]
+        if name is None:
+            raise invalid_value(
+                "model", f"`model` must name the model to replace, one of {', '.join(names)}"
+            )
+        if name not in names:
+            raise model_not_found(name, names)
+        return self._current[names.index(name)]
+
+    def _made(self, engine: ServedEngine, old: Served) -> Served:
+        """Return the new model, whose engine is closed when it cannot be. Raises ApiError."""
+        try:
+            new = self._make(NamedEngine(engine, old.name if old.is_named else None))
+            if new.name in set(self.names()) - {old.name}:
+                raise invalid_value("bundle", f"another model is served as {new.name} already")
+        except BaseException:
+            engine.close()
+            raise
+        return new
 
     async def _retire(self, old: Served) -> None:
         """Close a model after its last request."""
         while old.in_flight:
             await asyncio.sleep(_POLL_S)
         # Out of the list first: an engine there that does not run ends the process.
-        self._all.remove(old)
+        self._leaving.remove(old)
+        self._closing.append(old)
         await asyncio.to_thread(old.engine.close)
-        old.service.observer.finish_all()
+        self._closing.remove(old)
+        counters = {k: v for k, v in _figures(old).items() if k not in _GAUGES}
+        _add(self._counted.setdefault(old.name, {}), counters)
         logger.info("closed the model that was replaced")
 
+    def _all(self) -> list[Served]:
+        return [*self._leaving, *self._current]
 
-class ReplaceModel:
-    """``POST /admin/models`` with ``{"bundle": PATH}``: the bundle takes the model's place."""
 
-    def __init__(self, models: Models, max_body_bytes: int) -> None:
-        self._models = models
-        self._max_body_bytes = max_body_bytes
+def _may_use(key: Key | None, name: str) -> bool:
+    return key is None or not key.limits.models or name in key.limits.models
 
-    async def answer(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Return the name of the new model when it is served. Raises ApiError."""
-        body = await read_json(scope, receive, self._max_body_bytes)
-        bundle = body.get("bundle") if isinstance(body, dict) else None
-        if not isinstance(bundle, str) or not bundle:
-            raise invalid_value("bundle", "`bundle` must be the path of a bundle on the server")
-        replaced = self._models.name
-        await self._models.replace(bundle)
-        return {"id": self._models.name, "object": "model", "replaced": replaced}
+
+def _figures(served: Served) -> Figures:
+    return msgspec.structs.asdict(served.engine.statistics())
+
+
+def _add(total: Figures, more: Figures) -> None:
+    for name, value in more.items():
+        total[name] = total.get(name, 0) + value

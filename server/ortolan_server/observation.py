@@ -26,8 +26,11 @@ Clock = Callable[[], float]
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request, as it is accounted for; times in seconds, ``time`` since 1970.
 
-    ``generated_tokens`` are the engine's own count, candidates that are not returned included;
-    ``delivered_tokens`` those of them that were handed to the connection.
+    ``model`` is "" where the request was refused before a model was chosen. ``prompt_tokens`` and
+    ``cached_tokens`` are those of the reply's usage, in which a prompt counts once. What the engine
+    did for it is counted apart, candidates that are not returned and work that was abandoned
+    included: ``prefilled_tokens``, ``reused_tokens`` and ``generated_tokens`` add up to its
+    counters. ``delivered_tokens`` are those that were handed to the connection.
     """
 
     time: float
@@ -41,6 +44,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     finish_reasons: dict[str, int]
     prompt_tokens: int
     cached_tokens: int
+    prefilled_tokens: int
+    reused_tokens: int
     generated_tokens: int
     delivered_tokens: int
     first_token_s: float | None
@@ -48,10 +53,10 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenTimes(msgspec.Struct, frozen=True):
-    """Who is told how long clients wait for tokens, in seconds."""
+    """Who is told how long the clients of a model wait for tokens, in seconds."""
 
-    first: Callable[[float], None]
-    next: Callable[[float], None]
+    first: Callable[[str, float], None]
+    next: Callable[[str, float], None]
 
 
 class Observation:
@@ -67,12 +72,13 @@ class Observation:
         self._first: float | None = None
         self._last_by_id: dict[int, float] = {}
         self._reasons: Counter[str] = Counter()
-        self._generated = 0
+        self._prefilled = self._reused = self._generated = 0
         self._is_submitted = self._is_settled = self._is_over = False
         self._ending: ResponseEnding = "client_left"
         self._status = 200
         self._duration_s: float | None = None
         self.usage: Callable[[], Usage] = Usage
+        self.model = ""
         self.is_stream = False
         self.delivered_tokens = 0
 
@@ -111,6 +117,8 @@ class Observation:
         if event.new_tokens:
             self._time_tokens(id, event.new_tokens)
         if event.ending is not None:
+            self._prefilled += event.ending.prefilled_tokens
+            self._reused += event.ending.reused_tokens
             self._generated += event.ending.completion_tokens
             self._reasons[event.ending.reason] += 1
 
@@ -131,9 +139,9 @@ class Observation:
         now = self._observer.timer()
         if self._first is None:
             self._first = now - self._started
-            self._observer.times.first(self._first)
+            self._observer.times.first(self.model, self._first)
         if (last := self._last_by_id.get(id)) is not None:
-            self._observer.times.next((now - last) / count)
+            self._observer.times.next(self.model, (now - last) / count)
         self._last_by_id[id] = now
 
     def _finish_if_over(self) -> None:
@@ -148,13 +156,15 @@ class Observation:
             request_id=self._request_id,
             key_id=self._key_id,
             dialect=self._dialect,
-            model=self._observer.model,
+            model=self.model,
             is_stream=self.is_stream,
             status=self._status,
             ending=self._ending,
             finish_reasons=dict(self._reasons),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
+            prefilled_tokens=self._prefilled,
+            reused_tokens=self._reused,
             generated_tokens=self._generated,
             delivered_tokens=self.delivered_tokens,
             first_token_s=self._first,
@@ -167,13 +177,11 @@ class Observer:
 
     def __init__(
         self,
-        model: str,
         times: TokenTimes,
         *,
         clock: Clock = time.time,
         timer: Clock = time.perf_counter,
     ) -> None:
-        self.model = model
         self.times = times
         self.clock = clock
         self.timer = timer

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ortolan_runtime.version import __version__
+from ortolan_server import admin
 from ortolan_server.dialects import shapes
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.errors import ApiError
@@ -16,6 +17,7 @@ from ortolan_server.kinds import Facts, Schema
 _FAILURES: tuple[tuple[int, str | None], ...] = (
     (400, "invalid_value"),
     (401, "invalid_api_key"),
+    (403, "host_not_allowed"),
     (404, "model_not_found"),
     (405, "method_not_allowed"),
     (408, None),
@@ -80,9 +82,39 @@ def _success(dialect: Dialect) -> Schema:
     }
 
 
+def admin_paths() -> dict[str, Schema]:
+    """Return the description of what admins may do."""
+    failures = (400, 401, 403, 404, 405, 408, 409, 413, 415, 431, 500)
+    return {
+        admin.PATH: {
+            "post": {
+                "operationId": "admin_replace_model",
+                "summary": "Serve another bundle in a model's place",
+                "description": "Wants a key of kind `admin`, always.",
+                "security": [{"bearer": []}],
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": admin.REQUEST_SCHEMA}},
+                },
+                "responses": {
+                    "200": {
+                        "description": "The new model is served.",
+                        "content": {"application/json": {"schema": admin.REPLY_SCHEMA}},
+                    },
+                    **_errors(failures, shapes.error_schema(omits_nulls=False)),
+                },
+            }
+        }
+    }
+
+
 def _failures(dialect: Dialect) -> dict[str, Schema]:
     schema = shapes.error_schema(omits_nulls=dialect.omits_null_error_fields)
     statuses = {dialect.status(ApiError(status, "", code=code)) for status, code in _FAILURES}
+    return _errors(statuses, schema)
+
+
+def _errors(statuses: Iterable[int], schema: Schema) -> dict[str, Schema]:
     return {
         str(status): {
             "description": HTTPStatus(status).phrase,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ortolan_runtime.params import GenerationRequest, SamplingParams
 from ortolan_runtime.text import Tokenizer
+from ortolan_server.dialects.base import Dialect
 from ortolan_server.errors import context_length_exceeded, invalid_value, model_not_found
+from ortolan_server.fields import FieldTable, read_values
 from ortolan_server.kinds import Facts
 from ortolan_server.reply import PromptPart
 from ortolan_server.request import CompletionRequest
@@ -17,6 +21,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     choices: int
     output_tokens: int
+
+
+def read_request(
+    body: object,
+    dialect: Dialect,
+    table: FieldTable,
+    *,
+    facts: Facts,
+    names: Sequence[str],
+    limits: Limits,
+) -> tuple[CompletionRequest, tuple[str, ...]]:
+    """Return the request that a decoded body is, and the names in it that nobody knows.
+
+    ``names`` are the models that may be asked for. Raises ApiError.
+    """
+    values = read_values(body, table, facts)
+    request = dialect.make_request(values, dialect, facts)
+    check_model(request, names)
+    check_choices(request, limits)
+    return request, values.ignored
 
 
 def check_choices(request: CompletionRequest, limits: Limits) -> None:
@@ -31,9 +55,9 @@ def check_choices(request: CompletionRequest, limits: Limits) -> None:
         )
 
 
-def check_model(request: CompletionRequest, served: str) -> None:
-    """Refuse a request for a model that is not served. Raises ApiError."""
-    if request.model is not None and request.model != served:
+def check_model(request: CompletionRequest, served: Sequence[str]) -> None:
+    """Refuse a request for a model that is not among those ``served``. Raises ApiError."""
+    if request.model is not None and request.model not in served:
         raise model_not_found(request.model, served)
 
 

@@ -1,7 +1,8 @@
 """What each key may use in a minute and at once, and the headers that tell its client so.
 
-Requests are counted as they come. Tokens are counted when a request is over, since nobody knows
-before how many it takes: a key whose tokens are used up waits until its allowance has grown back.
+The models that a key may use are checked where the model is chosen. Requests are counted as they
+come. Tokens are counted when a request is over, since nobody knows before how many it takes: a key
+whose tokens are used up waits until its allowance has grown back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ortolan_server.errors import RATE_LIMIT, ApiError, model_not_found
+from ortolan_server.errors import RATE_LIMIT, ApiError
 from ortolan_server.keys import Key, KeyLimits
 from ortolan_server.observation import UsageRecord
 
@@ -62,12 +63,10 @@ class RateLimits:
         self,
         app: ASGIApp,
         paths: Iterable[str],
-        model: Callable[[], str],
         timer: Timer = time.monotonic,
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
-        self._model = model
         self._timer = timer
         self._accounts: dict[str, _Account] = {}
 
@@ -117,8 +116,6 @@ class RateLimits:
     def _admit(self, account: _Account) -> None:
         """Count a request, or refuse it. Raises ApiError."""
         now, limits = self._timer(), account.limits
-        if limits.models and (model := self._model()) not in limits.models:
-            raise model_not_found(model, ", ".join(limits.models))
         if limits.concurrency is not None and account.running >= limits.concurrency:
             raise self._refusal(account, "concurrency", limits.concurrency, 1.0)
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ortolan_runtime.bundle import Bundle
 from ortolan_runtime.errors import InvalidParameter
+from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
-from ortolan_server.completions import Service, read_json
+from ortolan_server.body import read_json
+from ortolan_server.completions import Service, key_of, named_model
 from ortolan_server.dialects.common import MODEL
 from ortolan_server.errors import ApiError, from_runtime, model_not_found
 from ortolan_server.fields import Field, FieldTable, read_values
 from ortolan_server.inputs import TokenIds
 from ortolan_server.kinds import Flag, Text
+from ortolan_server.models import Models, Served
 from ortolan_server.responses import send_json
 
 Document = dict[str, Any]
+Documents = list[Document]
 Answer = Callable[[Scope, Receive], Awaitable[Document]]
 
 _OPTIONAL_MODEL = msgspec.structs.replace(MODEL, required=False)
@@ -48,37 +52,45 @@ class Route:
 
 
 class ModelRoutes:
-    """The models list, which clients use to find out what is served."""
+    """The models list, which clients use to find out what is served to them."""
 
-    def __init__(self, service: Service, created_s: float) -> None:
-        self._card: Document = {
-            "id": service.facts.model,
-            "object": "model",
-            "created": int(created_s),
-            "owned_by": "ortolan",
-            "max_model_len": service.facts.context_length,
-        }
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     async def list(self, scope: Scope, receive: Receive) -> Document:
-        """Return all served models."""
-        return {"object": "list", "data": [self._card]}
+        """Return all models that the request's key may use."""
+        return {"object": "list", "data": self._cards(scope)}
 
     async def retrieve(self, scope: Scope, receive: Receive) -> Document:
         """Return one model. Raises ApiError."""
         wanted: str = scope["path_params"]["model"]
-        if wanted != self._card["id"]:
-            raise model_not_found(wanted, self._card["id"])
-        return self._card
+        cards = self._cards(scope)
+        for card in cards:
+            if card["id"] == wanted:
+                return card
+        raise model_not_found(wanted, (card["id"] for card in cards))
+
+    def _cards(self, scope: Scope) -> Documents:
+        names = self._models.names(key_of(scope))
+        return [_card(served) for served in self._models.current if served.name in names]
+
+
+def _card(served: Served) -> Document:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": int(served.created_s),
+        "owned_by": "ortolan",
+        "max_model_len": served.facts.context_length,
+    }
 
 
 class TokenizerRoutes:
-    """The tokenizer over HTTP, by vLLM's names: evaluation tools count tokens with it."""
+    """The tokenizers over HTTP, by vLLM's names: evaluation tools count tokens with them."""
 
-    def __init__(self, service: Service, bundle: Bundle) -> None:
-        self._service = service
-        self._tokenizer = service.facts.tokenizer
-        self._manifest = bundle.manifest
-        self._chat_template = bundle.chat_template
+    def __init__(self, service: Service) -> None:
+        self._models = service.models
+        self._max_body_bytes = service.max_body_bytes
         self._tokenize = FieldTable(
             dialect="tokenize", fields=TOKENIZE_FIELDS, is_strict=service.is_strict
         )
@@ -88,52 +100,67 @@ class TokenizerRoutes:
 
     async def tokenize(self, scope: Scope, receive: Receive) -> Document:
         """Return the ids of a text. Raises ApiError."""
-        values = await self._values(scope, receive, self._tokenize)
+        served, values = await self._read(scope, receive, self._tokenize)
+        tokenizer = served.facts.tokenizer
         try:
             ids = await asyncio.to_thread(
-                self._tokenizer.encode,
+                tokenizer.encode,
                 values["prompt"],
                 add_special_tokens=values["add_special_tokens"],
             )
         except InvalidParameter as error:
             raise from_runtime(error) from error
-        texts = [self._tokenizer.token_text(id) for id in ids]
+        texts = [tokenizer.token_text(id) for id in ids]
         return {
             "count": len(ids),
-            "max_model_len": self._service.facts.context_length,
+            "max_model_len": served.facts.context_length,
             "tokens": ids,
             "token_strs": texts if values["return_token_strs"] else None,
         }
 
     async def detokenize(self, scope: Scope, receive: Receive) -> Document:
         """Return the text of ids. Raises ApiError."""
-        ids = (await self._values(scope, receive, self._detokenize))["tokens"]
-        text = await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=False)
+        served, values = await self._read(scope, receive, self._detokenize)
+        decode = served.facts.tokenizer.decode
+        text = await asyncio.to_thread(decode, values["tokens"], skip_special_tokens=False)
         return {"prompt": text}
 
     async def info(self, scope: Scope, receive: Receive) -> Document:
-        """Return what a client needs to know about the tokenizer."""
-        eos = self._manifest.eos_token_ids
+        """Return what a client needs to know about the tokenizer of `?model=`. Raises ApiError."""
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        served = self._choose(query.get("model", [None])[0], scope)
+        manifest, tokenizer = served.engine.bundle.manifest, served.facts.tokenizer
+        eos = manifest.eos_token_ids
         return {
             "tokenizer_class": "TokenizersBackend",
-            "bos_token": self._text_of(self._manifest.bos_token_id),
-            "eos_token": self._text_of(eos[0] if eos else None),
+            "bos_token": _text_of(manifest.bos_token_id, tokenizer),
+            "eos_token": _text_of(eos[0] if eos else None, tokenizer),
             "unk_token": None,
             "pad_token": None,
-            "chat_template": self._chat_template,
-            "vocab_size": self._tokenizer.vocab_size,
-            "model_max_length": self._service.facts.context_length,
+            "chat_template": served.engine.bundle.chat_template,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": served.facts.context_length,
         }
 
-    async def _values(self, scope: Scope, receive: Receive, table: FieldTable) -> Document:
-        body = await read_json(scope, receive, self._service.max_body_bytes)
-        values = read_values(body, table, self._service.facts).by_name
-        if values["model"] not in (None, self._service.facts.model):
-            raise model_not_found(values["model"], self._service.facts.model)
-        return values
+    async def _read(
+        self, scope: Scope, receive: Receive, table: FieldTable
+    ) -> tuple[Served, Document]:
+        body = await read_json(scope, receive, self._max_body_bytes)
+        facts = self._models.choose(named_model(body), key_of(scope)).facts
+        values = read_values(body, table, facts).by_name
+        return self._choose(values["model"], scope), values
 
-    def _text_of(self, id: int | None) -> str | None:
-        return None if id is None else self._tokenizer.token_text(id)
+    def _choose(self, name: str | None, scope: Scope) -> Served:
+        """Return the model of that name, or the first. Raises ApiError."""
+        key = key_of(scope)
+        served = self._models.choose(name, key)
+        if name not in (None, served.name):
+            raise model_not_found(name, self._models.names(key))
+        return served
+
+
+def _text_of(id: int | None, tokenizer: Tokenizer) -> str | None:
+    return None if id is None else tokenizer.token_text(id)
 
 
 class HealthRoutes:
@@ -157,15 +184,6 @@ class HealthRoutes:
                 503, "the server is shutting down", type="server_error", code="unavailable"
             )
         return {"status": "ready"}
-
-
-def fixed(document: Document) -> Answer:
-    """Return an answer that is always ``document``."""
-
-    async def answer(scope: Scope, receive: Receive) -> Document:
-        return document
-
-    return answer
 
 
 async def version(scope: Scope, receive: Receive) -> Document:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
@@ -20,7 +20,7 @@ from ortolan_server.app import Application, create_app
 from ortolan_server.errors import unavailable
 from ortolan_server.guard import guarded_protocol
 from ortolan_server.listening import forget, is_local, listen, url_of
-from ortolan_server.models import Load, ServedEngine
+from ortolan_server.models import Load, NamedEngine
 from ortolan_server.sd_notify import READY, STOPPING, Notify, notifier
 from ortolan_server.settings import ServerSettings
 
@@ -33,7 +33,7 @@ _LAST_WORDS_S = 2.0  # for error responses to reach their clients
 
 
 def run_server(
-    engine: ServedEngine,
+    engines: Sequence[NamedEngine],
     settings: ServerSettings,
     listener: socket.socket | None = None,
     load: Load | None = None,
@@ -41,24 +41,24 @@ def run_server(
 ) -> int:
     """Serve until told to stop; return the process's exit code. Raises ListenError.
 
-    ``engine`` is closed at the end; ``load`` opens bundles that shall take its place; ``notify``
+    ``engines`` are closed at the end; ``load`` opens bundles that shall take their place; ``notify``
     hears when requests are taken and when no more are.
     """
     notify = notify or notifier({})
     try:
-        return asyncio.run(_serve(engine, settings, listener or listen(settings), load, notify))
+        return asyncio.run(_serve(engines, settings, listener or listen(settings), load, notify))
     finally:
         forget(settings)
 
 
 async def _serve(
-    engine: ServedEngine,
+    engines: Sequence[NamedEngine],
     settings: ServerSettings,
     listener: socket.socket,
     load: Load | None,
     notify: Notify,
 ) -> int:
-    app = create_app(engine, settings, is_local=is_local(listener), load=load)
+    app = create_app(engines, settings, is_local=is_local(listener), load=load)
     server = _Server(
         uvicorn.Config(
             app,

@@ -54,19 +54,28 @@ def test_each_ending_has_its_record(babbling_bundle: Path, tmp_path: Path) -> No
 
 
 def test_sums_are_the_engines_under_random_cancels(babbling_bundle: Path, tmp_path: Path) -> None:
-    """Of generated tokens, with clients that leave at any time."""
+    """Of prompt, cached, generated and delivered tokens, with clients that leave at any time."""
     log, rng = tmp_path / "usage.jsonl", random.Random(7)
     with serving(babbling_bundle, options={"slots": 2}, usage_log=str(log)) as server:
         for _ in range(60):
-            fields = {"stream": rng.random() < 0.5, "n": rng.choice([1, 2, 3])}
+            fields: dict[str, object] = {"stream": rng.random() < 0.5, "n": rng.choice([1, 2, 3])}
             with connect(server) as connection:
-                connection.sendall(completion(max_tokens=rng.choice([1, 20, 60_000]), **fields))
+                prompt = "".join(rng.choices("abc", k=rng.choice([3, 40, 600])))
+                fields |= {"prompt": prompt, "max_tokens": rng.choice([1, 20, 60_000])}
+                connection.sendall(completion(**fields))
                 time.sleep(rng.choice([0, 0.002, 0.02, 0.05]))
         wait_until(lambda: running(server) == 0)
-        total = figures(server)["ortolan_generated_tokens_total"]
-        wait_until(lambda: sum(one.generated_tokens for one in records(log)) == total)
-        assert total > 0
+        wait_until(lambda: len(records(log)) == 60)
+        total = figures(server)
         assert server.stop() == 0
+    found = records(log)
+    for name, counted in (
+        ("ortolan_prompt_tokens_total", sum(one.prefilled_tokens for one in found)),
+        ("ortolan_cached_prompt_tokens_total", sum(one.reused_tokens for one in found)),
+        ("ortolan_generated_tokens_total", sum(one.generated_tokens for one in found)),
+        ("ortolan_delivered_tokens_total", sum(one.delivered_tokens for one in found)),
+    ):
+        assert total[name] == counted > 0, name
     assert len(records(log)) == 60
     assert all(one.delivered_tokens <= one.generated_tokens for one in records(log))
 

@@ -71,7 +71,8 @@ def test_new_requests_move_over_and_old_streams_end(swappable: Swappable) -> Non
     assert done == "[DONE]"
     assert {json.loads(chunk)["model"] for chunk in chunks} == {"babbling"}
     wait_until(lambda: any("closed the model" in line for line in server.log))
-    assert figures(server)["ortolan_generated_tokens_total"] == 3
+    assert figures(server, "other")["ortolan_generated_tokens_total"] == 3
+    assert figures(server, "babbling")["ortolan_generated_tokens_total"] == 4000
     assert server.stop() == 0
 
 

@@ -29,7 +29,7 @@ def help_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def metric_names() -> set[str]:
     """Return the names of all families that the server exposes, counters with their suffix."""
-    text = Metrics(Statistics, lambda: 0).text().decode()
+    text = Metrics(lambda: {"m": Statistics()}, lambda: 0).text().decode()
     names = re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
     return {name for name in names if not name.endswith("_created")}
 

@@ -214,5 +214,6 @@ def engine_around(
         eos_token_ids=manifest.eos_token_ids,
     )
     stepper = Stepper(wrapped, tokenizer, cache, scheduler)
-    with kind(opened, wrapped, tokenizer, stepper, queue_limit) as engine:
+    options = EngineOptions(slots=slots, queue_limit=queue_limit)
+    with kind(opened, wrapped, tokenizer, stepper, options) as engine:
         yield engine, wrapped

@@ -6,6 +6,7 @@ import logging
 import sys
 
 from ortolan_runtime.engine import Engine
+from ortolan_server.models import NamedEngine
 from ortolan_server.serve import run_server
 from ortolan_server.settings import ServerSettings
 
@@ -22,7 +23,7 @@ def main(bundle: str) -> int:
         return real_step()
 
     engine._stepper.step = step  # type: ignore[method-assign,assignment]
-    return run_server(engine, ServerSettings(port=0))
+    return run_server([NamedEngine(engine)], ServerSettings(port=0))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ortolan_server import openapi
@@ -42,3 +43,20 @@ def test_optional_fields_may_be_null_and_required_ones_may_not(facts: Facts) -> 
     assert {"type": "null"} in properties["stop"]["anyOf"]
     assert {"type": "null"} not in properties["prompt"]["anyOf"]
     assert properties["model"]["type"] == "string"
+
+
+def test_what_an_admin_may_do_is_described() -> None:
+    """With the conflict while another bundle is being loaded, and a key always."""
+    operation = openapi.admin_paths()["/admin/models"]["post"]
+    assert {"200", "400", "401", "404", "409"} <= set(operation["responses"])
+    assert operation["security"] == [{"bearer": []}]
+
+
+def test_one_document_describes_every_model(facts: Facts) -> None:
+    """By the names that may be asked for."""
+    both = msgspec.structs.replace(facts, others=("n",))
+    made = openapi.document(DIALECTS[:1], both, title="t", is_strict=False, has_key=False)
+    operation = made["paths"][DIALECTS[0].path]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["properties"]["model"]["enum"] == ["m", "n"]
+    assert "403" in operation["responses"]

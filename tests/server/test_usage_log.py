@@ -26,6 +26,8 @@ def record(id: str) -> UsageRecord:
         finish_reasons={"length": 1},
         prompt_tokens=1,
         cached_tokens=0,
+        prefilled_tokens=1,
+        reused_tokens=0,
         generated_tokens=2,
         delivered_tokens=2,
         first_token_s=0.1,
@@ -42,7 +44,7 @@ def ids(path: Path) -> list[str]:
 def test_full_files_make_room_and_the_oldest_goes(tmp_path: Path) -> None:
     """Two records fit into a file, and two old files are kept."""
     path = tmp_path / "usage.jsonl"
-    log = UsageLog(path, max_bytes=600, kept=2)
+    log = UsageLog(path, max_bytes=700, kept=2)
     for number in range(9):
         log.put(record(str(number)))
     log.close()
@@ -62,7 +64,7 @@ def test_a_restart_appends(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """Linux has a device that is always full."""
-    log = UsageLog(Path("/dev/full"), max_bytes=600, kept=2)
+    log = UsageLog(Path("/dev/full"), max_bytes=700, kept=2)
     with caplog.at_level(logging.ERROR):
         for number in range(9):
             log.put(record(str(number)))
@@ -74,4 +76,4 @@ def test_a_full_disk_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture) 
 def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """At the start."""
     with pytest.raises(UsageLogError, match="check --usage-log"):
-        UsageLog(tmp_path / "nowhere" / "usage.jsonl", max_bytes=600, kept=2)
+        UsageLog(tmp_path / "nowhere" / "usage.jsonl", max_bytes=700, kept=2)

@@ -118,9 +118,11 @@ def engine_options_of(arguments: argparse.Namespace) -> EngineOptions:
 
 def bundle_of(arguments: argparse.Namespace) -> Path:
     """Return the bundle that was named, else the default one."""
-    if arguments.bundle is not None:
-        path: Path = arguments.bundle
-        return path
+    return arguments.bundle or default_path(arguments)
+
+
+def default_path(arguments: argparse.Namespace) -> Path:
+    """Return the default model's bundle, made if it is not there. Raises OrtolanError."""
     return default_bundle(cache_directory(os.environ), offline=arguments.offline, say=say)
 
 

@@ -1,25 +1,34 @@
-"""``ortolan serve``: serves a bundle over HTTP until it is told to end."""
+"""``ortolan serve``: serves bundles over HTTP until it is told to end."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ortolan_runtime.bundle import cache_directory, open_bundle
 from ortolan_runtime.engine import Engine
+from ortolan_server.bundles import NamedPath, named_paths, shared_options
 from ortolan_server.commands.options import (
     add_engine_options,
     add_source_options,
+    default_path,
     engine_options_of,
-    open_engine,
 )
 from ortolan_server.serve_flags import add_server_flags, settings_of
 from ortolan_server.terminal import say
 
+if TYPE_CHECKING:
+    from ortolan_server.models import NamedEngine, ServedEngine
+
 EXAMPLES = """\
   ortolan serve
   ortolan serve ./my-bundle --port 9000 --slots 32
+  ortolan serve ./my-bundle ./another-bundle
+  ortolan serve small=./smollm2 large=./llama
   ORTOLAN_API_KEY=secret ortolan serve ./my-bundle --host 0.0.0.0
   ortolan serve --offline --kv-memory 2GiB
 """
@@ -28,11 +37,11 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     parser.add_argument(
-        "bundle",
-        nargs="?",
-        type=Path,
+        "bundles",
+        nargs="*",
         metavar="BUNDLE",
-        help="the bundle's folder (default: SmolLM2-135M-Instruct, fetched once)",
+        help="a bundle's folder, NAME=FOLDER, or a folder of bundles; several are served at once "
+        "(default: SmolLM2-135M-Instruct, fetched once)",
     )
     add_server_flags(parser)
     add_engine_options(parser)
@@ -48,20 +57,37 @@ def run(arguments: argparse.Namespace) -> int:
 
     configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
-    with closing(listen(settings)) as listener:
-        options = engine_options_of(arguments)
-        engine = open_engine(arguments, options)
-        say(_summary(engine))
-        try:
-            return run_server(
-                engine,
-                settings,
-                listener,
-                load=lambda path: Engine.open(path, options),
-                notify=notifier(os.environ),
-            )
-        finally:
+    with closing(listen(settings)) as listener, _engines(arguments) as engines:
+        return run_server(
+            engines, settings, listener, load=_replacement, notify=notifier(os.environ)
+        )
+
+
+@contextmanager
+def _engines(arguments: argparse.Namespace) -> Iterator[list[NamedEngine]]:
+    """Give an engine of each bundle that was named; all are closed at the end."""
+    from ortolan_server.models import NamedEngine
+
+    paths = named_paths(arguments.bundles) or [NamedPath(default_path(arguments))]
+    cache = cache_directory(os.environ)
+    bundles = [open_bundle(p.path, cache=cache, always_verify=arguments.verify) for p in paths]
+    engines: list[Engine] = []
+    try:
+        for bundle, options in zip(
+            bundles, shared_options(bundles, engine_options_of(arguments)), strict=True
+        ):
+            engines.append(Engine.start(bundle, options))
+            say(_summary(engines[-1]))
+        yield [NamedEngine(e, path.name) for e, path in zip(engines, paths, strict=True)]
+    finally:
+        for engine in engines:
             engine.close()
+
+
+def _replacement(bundle: str, engine: ServedEngine) -> Engine:
+    """Return an engine of another bundle, with the share of the machine that ``engine`` has."""
+    assert isinstance(engine, Engine), "this command serves nothing else"
+    return Engine.open(Path(bundle), engine.options)
 
 
 def _summary(engine: Engine) -> str:
