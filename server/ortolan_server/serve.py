@@ -41,8 +41,8 @@ def run_server(
 ) -> int:
     """Serve until told to stop; return the process's exit code. Raises ListenError.
 
-    ``engines`` are closed at the end; ``load`` opens bundles that shall take their place; ``notify``
-    hears when requests are taken and when no more are.
+    ``engines`` are closed at the end; ``load`` opens bundles that shall take their place;
+    ``notify`` hears when requests are taken and when no more are.
     """
     notify = notify or notifier({})
     try:

@@ -112,7 +112,7 @@ LENGTHS = [
 ]
 ROUTES = [
     Case("unknown path", request("GET", "/v2/completions"), 404),
-    Case("root", request("GET", "/"), 404),
+    Case("base path", request("GET", "/v1"), 404),
     Case("doubled slash", request("GET", "//health"), 404),
     Case("dots", request("GET", "/v1/../health"), 404),
     Case("encoded slash", request("GET", "/v1%2fmodels%2e"), 404),

@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,8 @@ from ortolan_server.keys import add_key
 from ortolan_server.listening import ListenError, listen
 from ortolan_server.settings import ServerSettings
 from serving import Server, serving
+
+FAILING = Path(__file__).parents[1] / "server" / "serve_failing.py"
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +135,26 @@ def test_without_origins_a_preflight_is_refused(server: Server) -> None:
     answer = server.client.options("/v1/completions", headers=headers)
     assert answer.status_code == 405
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_failure_of_our_own_can_be_read_by_pages_that_may_ask(babbling_bundle: Path) -> None:
+    """A-HTTP-07: a 500 carries the origin too; it tells an id, and neither it nor the log more."""
+    command = [sys.executable, str(FAILING), str(babbling_bundle), "submit"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        body = {"model": "babbling", "prompt": "x"}
+        answers = [
+            httpx.post(f"{url}/v1/completions", json=body, headers={"origin": origin})
+            for origin in ("https://a.example", "https://b.example")
+        ]
+        process.terminate()
+        log = process.stderr.read()
+        assert process.wait(10) == 0
+    assert [answer.status_code for answer in answers] == [500, 500]
+    allowed, stranger = (answer.headers for answer in answers)
+    assert allowed["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-origin" not in stranger
+    assert allowed["x-request-id"] in answers[0].json()["error"]["message"]
+    assert f"{allowed['x-request-id']} failed: ZeroDivisionError" in log
+    assert "secret" not in log + answers[0].text

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -60,8 +61,12 @@ class Outcome:
         return endings[0]
 
     def bits(self) -> tuple[Any, ...]:
-        """Return everything that must not depend on company: text, tokens, scores, ending."""
-        return (self.text, self.tokens, self.prompt, self.ending)
+        """Return everything that must not depend on company: text, tokens, scores, ending.
+
+        How much of the prompt was computed and how much reused does depend on it.
+        """
+        ending = msgspec.structs.replace(self.ending, prefilled_tokens=0, reused_tokens=0)
+        return (self.text, self.tokens, self.prompt, ending)
 
 
 class Sink:

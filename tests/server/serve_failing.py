@@ -1,4 +1,8 @@
-"""Serves a bundle with an engine whose thread dies at its tenth step: `serve_failing.py BUNDLE`."""
+"""Serves a bundle with an engine that fails: `serve_failing.py BUNDLE [WHERE]`.
+
+Its thread dies at its tenth step, or with `submit` as WHERE each request meets a fault of our own.
+Pages of https://a.example may ask.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from ortolan_server.serve import run_server
 from ortolan_server.settings import ServerSettings
 
 
-def main(bundle: str) -> int:
-    """Serve until the engine dies; return the exit code."""
+def main(bundle: str, where: str = "step") -> int:
+    """Serve until the engine dies or a signal; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     engine = Engine.open(bundle)
     real_step = engine._stepper.step
@@ -22,8 +26,15 @@ def main(bundle: str) -> int:
         next(steps)  # StopIteration at last, as any fault of our own would be raised
         return real_step()
 
-    engine._stepper.step = step  # type: ignore[method-assign,assignment]
-    return run_server([NamedEngine(engine)], ServerSettings(port=0))
+    def submit_all(*_: object) -> list[int]:
+        raise ZeroDivisionError("a secret of the prompt")
+
+    if where == "submit":
+        engine.submit_all = submit_all  # type: ignore[method-assign,assignment]
+    else:
+        engine._stepper.step = step  # type: ignore[method-assign,assignment]
+    settings = ServerSettings(port=0, cors_origins=("https://a.example",))
+    return run_server([NamedEngine(engine)], settings)
 
 
 if __name__ == "__main__":
