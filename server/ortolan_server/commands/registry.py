@@ -65,6 +65,9 @@ COMMANDS = (
         "ortolan_export.commands.verify",
         "export,cpu",
     ),
+    Command(
+        "pack", "make an archive for a machine without a network", "ortolan_server.commands.pack"
+    ),
     Command("keys", "add, list and revoke API keys", "ortolan_server.commands.keys"),
 )
 
