@@ -88,8 +88,10 @@ export class FieldForm {
     widget.input.focus();
   }
 
+  /** Return what was entered; the defaults of one dialect are not those of another. */
   #states() {
-    return [...this.#rows].map(([name, { widget }]) => [name, widget.state]);
+    const set = [...this.#rows].filter(([, { widget }]) => widget.value !== undefined);
+    return set.map(([name, { widget }]) => [name, widget.state]);
   }
 
   #row(field) {

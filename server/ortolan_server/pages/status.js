@@ -54,7 +54,7 @@ export class StatusPanel {
     write("slots", `${now.running}`, `of ${now.slots}`);
     fill("slots-bar", now.running / now.slots);
     write("queue", `${now.waiting}`, "waiting");
-    write("rate", perSecond < 10 ? perSecond.toFixed(1) : perSecond.toFixed(0), "tokens/s");
+    write("rate", perSecond.toFixed(perSecond > 0 && perSecond < 10 ? 1 : 0), "tokens/s");
     this.#draw(perSecond);
     write("kv", share((now.kvUsed + now.kvCached) / now.kvBudget), `of ${thousands(now.kvBudget)} tokens`);
     fill("kv-bar", now.kvUsed / now.kvBudget, now.kvCached / now.kvBudget);

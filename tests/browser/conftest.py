@@ -1,0 +1,99 @@
+"""The page in a real browser: headless Chromium, driven by Selenium.
+
+Neither is part of the environment for development: `pip install '.[browser]'`, and the packages
+`chromium` and `chromium-driver` of Debian. Without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from driving import Tab
+
+from scripted import by_token, byte_level_tokenizer, readable, write_bundle
+from serving import Server, serving
+
+KEY = "sk-browser"
+
+OpenTab = Callable[..., Tab]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def server(glass_bundle: Path) -> Iterator[Server]:
+    """Give a server of a small English model, context 128."""
+    with serving(glass_bundle) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give a server behind a key whose model never ends by itself."""
+    tokenizer = byte_level_tokenizer("hello", " world")
+    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
+    folder = tmp_path_factory.mktemp("talker") / "talker"
+    write_bundle(folder, tokenizer, token_table=table, context_length=1 << 16, name="talker")
+    headers = {"authorization": f"Bearer {KEY}"}
+    with serving(folder, headers=headers, api_key=KEY) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Give a headless Chromium for all tests."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("chromium and chromedriver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    # A container has little shared memory, and root cannot be sandboxed there.
+    for argument in ("--headless=new", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    if os.geteuid() == 0:
+        options.add_argument("--no-sandbox")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def open_tab(chromium: Any) -> Iterator[OpenTab]:
+    """Give a function that opens a page in a tab of its own, of a size and a colour scheme.
+
+    At its end no script may have failed and no policy been broken, unless the test took the log.
+    """
+    opened: list[Tab] = []
+
+    def open_(
+        server: Server, *, width: int = 1280, height: int = 900, scheme: str = "light"
+    ) -> Tab:
+        chromium.switch_to.new_window("tab")
+        tab = Tab(chromium, server, width=width, height=height, scheme=scheme)
+        opened.append(tab)
+        return tab
+
+    yield open_
+    complaints = [complaint for tab in opened for complaint in tab.complaints()]
+    for _ in opened:
+        chromium.close()
+        chromium.switch_to.window(chromium.window_handles[0])
+    assert complaints == []
