@@ -72,7 +72,7 @@ def adopt_export(
     manifest = _describe(found, foreign, context_length(config, length))
     tokenizer = checked_tokenizer(found.texts, manifest.vocab_size)
     prompts = golden_prompts(tokenizer, manifest.context_length)
-    files = [found.config_file, found.graph, *external_files(model, found.graph.parent)]
+    made_of = found.weights or (found.graph, *external_files(model, found.graph.parent))
     reason = _SHARED_SCALE if quantises_rows_together(model) else None
     total = weight_bytes(model)
     with new_folder(out) as folder:
@@ -86,7 +86,7 @@ def adopt_export(
         write_plain(model, found.graph.parent, folder, count)
         write_texts(folder, found.texts)
         manifest = _with_padding(manifest, folder, reason, report)
-        digest = source_digest(files, report)
+        digest = source_digest([found.config_file, *made_of], report)
         manifest = msgspec.structs.replace(manifest, source_digest=digest)
         manifest = verified(folder, manifest, prompts, report)
         if check is not None:

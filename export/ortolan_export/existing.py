@@ -23,13 +23,17 @@ _GENAI_NAME = "genai_config.json"
 
 
 class ExistingExport(msgspec.Struct, frozen=True, kw_only=True):
-    """An export as it was found: ``config`` in the form of a config.json."""
+    """An export as it was found: ``config`` in the form of a config.json.
+
+    ``weights`` are the files that the graph was made from, where they are there.
+    """
 
     name: str
     graph: Path
     config: Mapping[str, Any]
     config_file: Path
     texts: Texts
+    weights: Sequence[Path] = ()
 
 
 def find_export(folder: Path, wanted: str | None = None) -> ExistingExport:

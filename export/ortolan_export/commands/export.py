@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ortolan_export.commands.making import make
+from ortolan_export.errors import ExportError, UnsupportedModel
 from ortolan_export.source import PRECISIONS, Report
 from ortolan_export.targets import TARGETS, Engines
 from ortolan_runtime.bundle import Manifest
@@ -15,6 +17,7 @@ EXAMPLES = """\
   ortolan export ./model.Q4_1.gguf ./smollm2 --precision fp32
   ortolan export ./Llama-3.2-1B ./llama --context-length 8192 --name llama-3.2-1b
   ortolan export ./Llama-3.2-1B ./llama --for cuda
+  ortolan export ./mpt-7b ./mpt --via optimum
 """
 
 
@@ -39,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(TARGETS),
         default="cpu",
         help="the device to make the bundle for (default: %(default)s)",
+    )
+    add(
+        "--via",
+        choices=("native", "optimum"),
+        default="native",
+        help="native needs no torch; optimum knows more architectures, in fp32 for the CPU "
+        "(default: %(default)s)",
     )
     add("--name", help="the name the server shows (default: the source's own)")
     add(
@@ -73,11 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and say what was written. Raises ExportError's tree and OSError."""
+    route = _via_optimum if arguments.via == "optimum" else _natively
+    return make(arguments.out, partial(route, arguments))
 
-    def native(report: Report | None) -> Manifest:
-        # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
-        from ortolan_export.native import export
 
+def _natively(arguments: argparse.Namespace, report: Report | None) -> Manifest:
+    # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
+    from ortolan_export.native import export
+
+    try:
         return export(
             arguments.source,
             arguments.out,
@@ -89,8 +103,31 @@ def run(arguments: argparse.Namespace) -> int:
             engines=_engines(arguments),
             report=report,
         )
+    except UnsupportedModel as exc:
+        if arguments.source.is_dir() and arguments.target == "cpu":
+            raise UnsupportedModel(f"{exc}; `--via optimum` may know it") from exc
+        raise
 
-    return make(arguments.out, native)
+
+def _via_optimum(arguments: argparse.Namespace, report: Report | None) -> Manifest:
+    from ortolan_export.via_optimum import export_via_optimum
+
+    for flag, value, only in (
+        ("--precision", arguments.precision, "fp32"),
+        ("--for", arguments.target, "cpu"),
+        ("--int4-accuracy-level", arguments.int4_accuracy_level, "left out"),
+        ("--engine-rows", arguments.engine_rows, "left out"),
+        ("--engine-chunk", arguments.engine_chunk, "left out"),
+    ):
+        if value not in (None, only):
+            raise ExportError(f"{flag} must be {only} with --via optimum, got {value}")
+    return export_via_optimum(
+        arguments.source,
+        arguments.out,
+        name=arguments.name,
+        context_length=arguments.context_length,
+        report=report,
+    )
 
 
 def _engines(arguments: argparse.Namespace) -> Engines | None:
