@@ -1,7 +1,8 @@
 """What optimum exports becomes a bundle that computes what transformers does, or is refused.
 
 optimum needs an older transformers than the tests, so most of this runs in an environment of its
-own: ``pip install -e '.[optimum,export,cpu]' pytest hypothesis``, then ``pytest -m slow`` on this file.
+own: ``pip install -e '.[optimum,export,cpu]' pytest hypothesis``, then ``pytest -m slow`` on this
+file.
 """
 
 from __future__ import annotations
