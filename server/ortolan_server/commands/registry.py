@@ -29,13 +29,15 @@ class CommandModule(Protocol):
 class Command(msgspec.Struct, frozen=True):
     """One command: its name, what it does in a few words, and where its module is.
 
-    ``extra`` names the extra of the package that brings what it needs.
+    ``extra`` names the extra of the package that brings what it needs; ``is_configurable`` that its
+    options may come from the environment and a file, too.
     """
 
     name: str
     summary: str
     module: str
     extra: str = ""
+    is_configurable: bool = False
 
     def load(self) -> CommandModule:
         """Import the command's module."""
@@ -43,7 +45,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 COMMANDS = (
-    Command("serve", "serve a bundle over HTTP", "ortolan_server.commands.serve", "cpu"),
+    Command("serve", "serve bundles over HTTP", "ortolan_server.commands.serve", "cpu", True),
     Command("complete", "complete a text here", "ortolan_server.commands.complete", "cpu"),
     Command("bench", "measure a bundle here", "ortolan_server.commands.bench", "cpu"),
     Command(
@@ -69,7 +71,24 @@ COMMANDS = (
         "pack", "make an archive for a machine without a network", "ortolan_server.commands.pack"
     ),
     Command("keys", "add, list and revoke API keys", "ortolan_server.commands.keys"),
+    Command(
+        "config",
+        "show what `serve` runs with, and where each value comes from",
+        "ortolan_server.commands.config",
+        "cpu",
+    ),
+    Command(
+        "completion",
+        "write a script that lets a shell complete all this",
+        "ortolan_server.commands.completion",
+        "cpu",
+    ),
 )
+
+
+def configurable_commands() -> list[str]:
+    """Return the commands whose options may stand in a file."""
+    return [command.name for command in COMMANDS if command.is_configurable]
 
 
 def find_command(name: str) -> Command | None:

@@ -18,6 +18,7 @@ from ortolan_server.commands.options import (
     default_path,
     engine_options_of,
 )
+from ortolan_server.configuration import Configurable, applied
 from ortolan_server.serve_flags import add_server_flags, settings_of
 from ortolan_server.terminal import say
 
@@ -31,6 +32,8 @@ EXAMPLES = """\
   ortolan serve small=./smollm2 large=./llama
   ORTOLAN_API_KEY=secret ortolan serve ./my-bundle --host 0.0.0.0
   ortolan serve --offline --kv-memory 2GiB
+  ortolan serve --config ./ortolan.toml
+  ORTOLAN_PORT=9000 ORTOLAN_SLOTS=32 ortolan serve ./my-bundle
 """
 
 
@@ -39,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "bundles",
         nargs="*",
+        default=[],
         metavar="BUNDLE",
         help="a bundle's folder, NAME=FOLDER, or a folder of bundles; several are served at once "
         "(default: SmolLM2-135M-Instruct, fetched once)",
@@ -46,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_flags(parser)
     add_engine_options(parser)
     add_source_options(parser)
+    Configurable("serve", parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ortolan_server.sd_notify import notifier
     from ortolan_server.serve import run_server
 
+    configurable: Configurable = arguments.configurable
+    arguments = applied(configurable.settings(arguments, os.environ))
     configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
     with closing(listen(settings)) as listener, _engines(arguments) as engines:
