@@ -43,6 +43,13 @@ def server(glass_bundle: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def pair(glass_bundle: Path, tiny_bundle: Path) -> Iterator[Server]:
+    """Give a server of two models, of which the second talks nonsense."""
+    with serving(glass_bundle, tiny_bundle) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Give a server behind a key whose model never ends by itself."""
     tokenizer = byte_level_tokenizer("hello", " world")

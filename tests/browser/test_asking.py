@@ -69,6 +69,20 @@ def test_choices_of_one_request_have_cards_of_their_own(server: Server, open_tab
     assert tab.texts(".card h3") == ["seed 7 · choice 1", "seed 7 · choice 2"]
 
 
+def test_one_of_several_models_can_be_chosen(pair: Server, open_tab: OpenTab) -> None:
+    """And the code names it as well."""
+    tab = open_tab(pair)
+    tab.wait_until_ready()
+    _, second = names = [model["id"] for model in pair.client.get("/v1/models").json()["data"]]
+    assert tab.texts("#models option") == names
+    tab.select("#models", second)
+    tab.fill("seed", "7")
+    tab.generate()
+    asked = {"model": second, "seed": 7, **SETTINGS}
+    assert tab.answers() == [pair.text("Once upon a time", **asked)]
+    assert f'"model": "{second}"' in tab.text("#code")
+
+
 def test_a_request_without_a_stream_works_as_well(server: Server, open_tab: OpenTab) -> None:
     tab = open_tab(server)
     tab.wait_until_ready()

@@ -36,8 +36,9 @@ class Page {
     byId("copy-code").addEventListener("click", () => copy(byId("code").textContent));
     byId("view").addEventListener("change", () => this.#changeView());
     byId("prompt").addEventListener("input", () => this.#writeCode());
-    byId("seeds").addEventListener("change", () => this.#writeCode());
-    byId("code-format").addEventListener("change", () => this.#writeCode());
+    for (const id of ["seeds", "models", "code-format"]) {
+      byId(id).addEventListener("change", () => this.#writeCode());
+    }
     document.addEventListener("keydown", (event) => this.#shortcut(event));
     setUpKey(() => this.#useKey());
     this.load();
@@ -47,16 +48,15 @@ class Page {
   /** Ask the server what it takes, and show the form of it. */
   async load() {
     try {
-      this.#dialects = dialectsOf(await (await get("openapi.json")).json());
+      const dialects = dialectsOf(await (await get("openapi.json")).json());
+      this.#offerModels(await (await get(`${dialects[0].base}/models`)).json());
+      this.#dialects = dialects;
     } catch (failure) {
       this.#showNoForm(failure);
       return;
     }
-    const [first] = this.#dialects;
-    byId("model").textContent = first.model;
-    document.title = `${first.model} · Ortolan`;
     this.#offerDialects();
-    this.#chooseDialect(first);
+    this.#chooseDialect(this.#dialects[0]);
     this.#reset();
     byId("generate").disabled = false;
     byId("load-note").textContent = "";
@@ -107,7 +107,8 @@ class Page {
 
   #bodies() {
     const count = Number(byId("seeds").value);
-    return bodiesOf(this.#dialect, byId("prompt").value, this.#form.values(), count, this.#seed);
+    const [model, prompt] = [byId("models").value, byId("prompt").value];
+    return bodiesOf({ model, prompt, ...this.#form.values() }, count, this.#seed);
   }
 
   #keepSeed(seed) {
@@ -129,6 +130,14 @@ class Page {
 
   get #view() {
     return byId("view").elements.view.value;
+  }
+
+  /** Offer the models that this key may use; a single one is no choice. */
+  #offerModels({ data }) {
+    byId("models").replaceChildren(...data.map(({ id }) => element("option", {}, id)));
+    byId("models").hidden = data.length < 2;
+    byId("model").textContent = data.length < 2 ? data[0]?.id : "";
+    document.title = `${data[0]?.id} · Ortolan`;
   }
 
   #offerDialects() {

@@ -2,11 +2,10 @@
 
 const SEED_BITS = 2n ** 63n;
 
-/** Return the bodies of `count` requests that differ in their seed alone; `start` is used when none is chosen. */
-export function bodiesOf(dialect, prompt, values, count, start) {
-  const body = { model: dialect.model, prompt, ...values };
+/** Return `count` bodies that differ in their seed alone; `start` is taken where the body has none. */
+export function bodiesOf(body, count, start) {
   if (count === 1) return [body];
-  return seedsFrom(values.seed ?? start, count).map((seed) => ({ ...body, seed }));
+  return seedsFrom(body.seed ?? start, count).map((seed) => ({ ...body, seed }));
 }
 
 /** Return a seed from anywhere, short enough to be read aloud. */

@@ -5,8 +5,8 @@ const SLIDER_SPAN = 20; // a wider range is typed
 /** Return the dialects of a document that complete a prompt, in its order. */
 export function dialectsOf(openapi) {
   return Object.entries(openapi.paths)
-    .map(([path, operations]) => dialectOf(path, operations.post))
-    .filter((dialect) => dialect.properties.prompt);
+    .filter(([, { post }]) => bodyOf(post)?.properties?.prompt)
+    .map(([path, { post }]) => dialectOf(path, post));
 }
 
 /** Return what a schema says of a field: its kind of widget, its default, its range. */
@@ -17,16 +17,20 @@ export function fieldOf(name, schema) {
 }
 
 function dialectOf(path, post) {
-  const { properties } = post.requestBody.content["application/json"].schema;
+  const { properties } = bodyOf(post);
   return {
     name: post.operationId.replace(/_create$/, ""),
     title: post.tags[0],
     path,
     base: path.replace(/\/completions$/, ""),
-    model: properties.model.enum?.[0],
     properties,
     fields: fieldsOf(properties),
   };
+}
+
+/** Return the schema of an operation's body, undefined when it has none. */
+function bodyOf(post) {
+  return post?.requestBody?.content["application/json"].schema;
 }
 
 /** Return the fields that can be chosen: no aliases, nothing that takes null alone. */
