@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,23 +14,20 @@ from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ortolan_runtime.bundle import Bundle, Manifest
 from ortolan_runtime.errors import InvalidParameter
-from ortolan_runtime.text import Tokenizer
-from ortolan_runtime.version import __version__
 from ortolan_server import admin, openapi
 from ortolan_server.auth import Authentication, OwnNames
 from ortolan_server.bridge import EngineBridge
-from ortolan_server.chat_template import ChatTemplate
 from ortolan_server.completions import CompletionEndpoint, Service
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import served_dialects
 from ortolan_server.edge import Errors, RequestIds
+from ortolan_server.facts import facts_of, fingerprint_of
 from ortolan_server.keys import KeyRing, key_file
-from ortolan_server.kinds import Facts, Schema
+from ortolan_server.kinds import Schema
 from ortolan_server.logs import log_completion
 from ortolan_server.metrics import Measured, Metrics, MetricsRoute
-from ortolan_server.models import Load, Models, NamedEngine, Served, ServedEngine
+from ortolan_server.models import Load, Models, NamedEngine, Served
 from ortolan_server.observation import Observer
 from ortolan_server.page import ASSETS, ROOT, Page
 from ortolan_server.prompts import Limits
@@ -165,8 +161,8 @@ def _served(named: NamedEngine) -> Served:
     return Served(
         engine=engine,
         bridge=EngineBridge(engine, asyncio.get_running_loop()),
-        facts=_facts(engine, named.name),
-        fingerprint=_fingerprint(engine.bundle.manifest, engine.liberties),
+        facts=facts_of(engine, named.name),
+        fingerprint=fingerprint_of(engine.bundle.manifest, engine.liberties),
         is_named=named.name is not None,
     )
 
@@ -192,35 +188,6 @@ def _usage_log(settings: ServerSettings) -> UsageLog | None:
         return None
     limits = {"max_bytes": settings.usage_log_bytes, "kept": settings.usage_log_files}
     return UsageLog(Path(settings.usage_log), **limits)
-
-
-def _facts(engine: ServedEngine, name: str | None) -> Facts:
-    manifest, tokenizer = engine.bundle.manifest, engine.tokenizer
-    return Facts(
-        model=name or manifest.name,
-        # Rows of the logits beyond the tokenizer's count are padding, and no tokens.
-        vocab_size=min(manifest.vocab_size, tokenizer.vocab_size),
-        context_length=engine.context_length,
-        tokenizer=tokenizer,
-        chat_template=_chat_template(engine.bundle, tokenizer),
-    )
-
-
-def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the bundle's template; without a usable one only chat is off."""
-    source, manifest = bundle.chat_template, bundle.manifest
-    if source is None:
-        return None
-    bos, eos = manifest.bos_token_id, manifest.eos_token_ids
-    try:
-        return ChatTemplate(
-            source,
-            bos_token="" if bos is None else tokenizer.token_text(bos),
-            eos_token=tokenizer.token_text(eos[0]) if eos else "",
-        )
-    except InvalidParameter as exc:
-        logger.warning("chat is off: %s", exc)
-        return None
 
 
 def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseRoute]:
@@ -352,13 +319,3 @@ def _dialect_of(dialects: tuple[Dialect, ...]) -> Callable[[str], Dialect]:
         return exact or next(under, dialects[0])
 
     return find
-
-
-def _fingerprint(manifest: Manifest, liberties: tuple[str, ...]) -> str:
-    """Return a name for what decides the output: the weights, their precision, the version.
-
-    It ends with what the engine was allowed that makes bits depend on company.
-    """
-    parts = f"{manifest.source_digest} {manifest.precision} {__version__}"
-    digest = hashlib.sha256(parts.encode()).hexdigest()[:10]
-    return "-".join((f"fp_{digest}", *liberties))

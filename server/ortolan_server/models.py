@@ -16,12 +16,11 @@ from typing import Protocol
 
 import msgspec
 
-from ortolan_runtime.bundle import Bundle
 from ortolan_runtime.errors import InvalidParameter, OrtolanError
 from ortolan_runtime.stepper import Statistics
-from ortolan_runtime.text import Tokenizer
 from ortolan_server.bridge import EngineBridge, SequenceEngine
 from ortolan_server.errors import ApiError, invalid_value, model_not_found
+from ortolan_server.facts import Loaded
 from ortolan_server.keys import Key
 from ortolan_server.kinds import Facts
 
@@ -34,13 +33,8 @@ _GAUGES = frozenset(
 )
 
 
-class ServedEngine(SequenceEngine, Protocol):
+class ServedEngine(SequenceEngine, Loaded, Protocol):
     """What of the engine the server needs."""
-
-    bundle: Bundle
-    tokenizer: Tokenizer
-    context_length: int
-    liberties: tuple[str, ...]
 
     @property
     def is_alive(self) -> bool:

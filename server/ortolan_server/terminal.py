@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -18,3 +22,44 @@ def fail(message: str) -> int:
     line = " ".join(message.splitlines())
     sys.stderr.write(f"ortolan: error: {line}\n")
     return EXIT_FAILED
+
+
+Show = Callable[[int, int, str], None]
+
+_BAR_COLUMNS = 30
+_BETWEEN_S = 0.1
+
+
+@contextlib.contextmanager
+def progress_line() -> Iterator[Show]:
+    """Give a function of (done, total, note) that draws a bar where somebody may be watching."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, note: None
+        return
+    shown_at = 0.0
+
+    def show(done: int, total: int, note: str) -> None:
+        nonlocal shown_at
+        now = time.monotonic()
+        if now - shown_at < _BETWEEN_S and done < total:
+            return
+        shown_at = now
+        filled = "#" * (_BAR_COLUMNS * done // max(total, 1))
+        sys.stderr.write(f"\r[{filled:<{_BAR_COLUMNS}}] {done}/{total}, {note}\x1b[K")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write("\r\x1b[K")
+
+
+@contextlib.contextmanager
+def interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Let ``signals`` do what Ctrl-C does."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,7 +8,7 @@ import pytest
 
 from ortolan_runtime.bundle import open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
-from ortolan_server.app import _fingerprint
+from ortolan_server.facts import fingerprint_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_the_fingerprint_names_each_liberty(
     glass_bundle: Path, options: EngineOptions, end: str
 ) -> None:
     manifest = open_bundle(glass_bundle).manifest
-    assert _fingerprint(manifest, options.liberties) == _fingerprint(manifest, ()) + end
+    assert fingerprint_of(manifest, options.liberties) == fingerprint_of(manifest, ()) + end
 
 
 def test_an_engine_knows_its_liberties(glass_bundle: Path) -> None:

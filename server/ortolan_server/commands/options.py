@@ -77,13 +77,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens between two decode steps (default: %(default)s)",
     )
     add(
-        "--queue-limit",
-        type=int,
-        default=defaults.queue_limit,
-        metavar="N",
-        help="sequences that may wait; beyond it clients get 429 (default: %(default)s)",
-    )
-    add(
         "--kv-memory",
         type=parse_size,
         metavar="SIZE",
@@ -101,13 +94,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def engine_options_of(arguments: argparse.Namespace) -> EngineOptions:
+def engine_options_of(arguments: argparse.Namespace, queue_limit: int) -> EngineOptions:
     """Return what ``add_engine_options`` asked for. Raises InvalidParameter."""
     return EngineOptions(
         slots=arguments.slots,
         threads=arguments.threads,
         prefill_chunk=arguments.prefill_chunk,
-        queue_limit=arguments.queue_limit,
+        queue_limit=queue_limit,
         kv_memory_bytes=arguments.kv_memory,
         device=arguments.device,
         spin=arguments.spin,

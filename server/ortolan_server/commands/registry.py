@@ -47,6 +47,7 @@ class Command(msgspec.Struct, frozen=True):
 COMMANDS = (
     Command("serve", "serve bundles over HTTP", "ortolan_server.commands.serve", "cpu", True),
     Command("complete", "complete a text here", "ortolan_server.commands.complete", "cpu"),
+    Command("batch", "answer a file of requests", "ortolan_server.commands.batch", "cpu"),
     Command("bench", "measure a bundle here", "ortolan_server.commands.bench", "cpu"),
     Command(
         "export",

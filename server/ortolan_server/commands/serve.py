@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortolan_runtime.bundle import cache_directory, open_bundle
-from ortolan_runtime.engine import Engine
+from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_server.bundles import NamedPath, named_paths, shared_options
 from ortolan_server.commands.options import (
     add_engine_options,
@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_server_flags(parser)
     add_engine_options(parser)
+    parser.add_argument(
+        "--queue-limit",
+        type=int,
+        default=EngineOptions().queue_limit,
+        metavar="N",
+        help="sequences that may wait; beyond it clients get 429 (default: %(default)s)",
+    )
     add_source_options(parser)
     Configurable("serve", parser)
 
@@ -78,12 +85,11 @@ def _engines(arguments: argparse.Namespace) -> Iterator[list[NamedEngine]]:
     paths = named_paths(arguments.bundles) or [NamedPath(default_path(arguments))]
     cache = cache_directory(os.environ)
     bundles = [open_bundle(p.path, cache=cache, always_verify=arguments.verify) for p in paths]
+    options = engine_options_of(arguments, arguments.queue_limit)
     engines: list[Engine] = []
     try:
-        for bundle, options in zip(
-            bundles, shared_options(bundles, engine_options_of(arguments)), strict=True
-        ):
-            engines.append(Engine.start(bundle, options))
+        for bundle, share in zip(bundles, shared_options(bundles, options), strict=True):
+            engines.append(Engine.start(bundle, share))
             say(_summary(engines[-1]))
         yield [NamedEngine(e, path.name) for e, path in zip(engines, paths, strict=True)]
     finally:
