@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
-from ortolan_export.graph import GraphBuilder
+from ortolan_export.graph import MICROSOFT, GraphBuilder
 from ortolan_export.weightfile import WeightFile
 
 Positions = Literal["input", "mask", "places"]
@@ -47,7 +47,8 @@ class LlamaGraph:
 
     ``positions`` come from an input, from the mask, or are the places in the cache; ``window`` is
     counted over places; ``is_quantised`` gives each linear layer's activations one scale for all
-    rows; ``has_keep`` adds num_logits_to_keep; ``half`` keeps the cache in float16.
+    rows; ``has_keep`` adds num_logits_to_keep; ``half`` keeps the cache in float16; ``is_fused``
+    leaves attention to GroupQueryAttention, as onnxruntime-genai does.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class LlamaGraph:
         is_quantised: bool = False,
         has_keep: bool = False,
         half: bool = False,
+        is_fused: bool = False,
     ) -> None:
         self._source, self._g, config = checkpoint, graph, checkpoint.config
         self._positions, self._window = positions, window
-        self._is_quantised, self._has_keep = is_quantised, has_keep
+        self._is_quantised, self._has_keep, self._is_fused = is_quantised, has_keep, is_fused
         self._dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
         self._heads, self._kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self._size = config.get("head_dim") or config["hidden_size"] // self._heads
@@ -75,13 +77,15 @@ class LlamaGraph:
         g = self._g
         self._ids = g.input("input_ids", ir.DataType.INT64, ["batch", "sequence"])
         self._mask = g.input("attention_mask", ir.DataType.INT64, ["batch", "total"])
-        self._allowed = self._attended()
-        self._cos, self._sin = self._rotation()
+        if not self._is_fused:
+            self._allowed = self._attended()
+            self._cos, self._sin = self._rotation()
         x = g.op("Gather", self._weight("model.embed_tokens.weight"), self._ids)
         for layer in range(self._layers):
             prefix = f"model.layers.{layer}"
             normed = self._norm(f"{prefix}.input_layernorm", x)
-            x = g.op("Add", x, self._attention(layer, normed))
+            attention = self._fused_attention if self._is_fused else self._attention
+            x = g.op("Add", x, attention(layer, normed))
             normed = self._norm(f"{prefix}.post_attention_layernorm", x)
             x = g.op("Add", x, self._mlp(f"{prefix}.mlp", normed))
         x = self._norm("model.norm", x)
@@ -111,7 +115,7 @@ class LlamaGraph:
 
     def _rotation(self) -> tuple[ir.Value, ir.Value]:
         """Return cosines and sines of the new tokens' positions, ``[batch, 1, sequence, size]``."""
-        g, half = self._g, self._size // 2
+        g = self._g
         match self._positions:
             case "input":
                 at = g.input("position_ids", ir.DataType.INT64, ["batch", "sequence"])
@@ -121,8 +125,7 @@ class LlamaGraph:
                 at = g.op("Sub", at, g.constant(1, np.int64))
             case "places":
                 at = g.op("Unsqueeze", self._places, self._ints(0))
-        speeds = self._theta ** (-np.arange(half, dtype=np.float64) / half)
-        table = g.tensor("speeds", speeds.astype(np.float32))
+        table = g.tensor("speeds", self._speeds().astype(np.float32))
         at = g.op("Cast", g.op("Unsqueeze", at, self._ints(1, 3)), to=int(ir.DataType.FLOAT))
         angles = g.op("Mul", at, table)
         angles = g.op("Concat", angles, angles, axis=-1)
@@ -141,6 +144,35 @@ class LlamaGraph:
         mixed = g.op("Transpose", mixed, perm=[0, 2, 1, 3])
         mixed = g.op("Reshape", mixed, self._ints(0, 0, self._heads * self._size))
         return self._linear(f"{prefix}.o_proj", mixed)
+
+    def _fused_attention(self, layer: int, x: ir.Value) -> ir.Value:
+        g, prefix, kinds = self._g, f"model.layers.{layer}.self_attn", ("key", "value")
+        shape = ["batch", self._kv_heads, "past", "size"]
+        pasts = [g.input(f"past_key_values.{layer}.{k}", self._dtype, shape) for k in kinds]
+        counts = g.op("ReduceSum", self._mask, self._ints(1), keepdims=0)
+        last = g.op("Sub", counts, g.constant(1, np.int64))
+        angles = np.arange(512)[:, None] * self._speeds()
+        mixed, *presents = g.op_with(
+            3,
+            "GroupQueryAttention",
+            *(self._linear(f"{prefix}.{name}_proj", x) for name in "qkv"),
+            *pasts,
+            g.op("Cast", last, to=int(ir.DataType.INT32)),
+            g.op("Cast", self._length(self._mask), to=int(ir.DataType.INT32)),
+            g.tensor("cos", np.cos(angles).astype(np.float32)),
+            g.tensor("sin", np.sin(angles).astype(np.float32)),
+            domain=MICROSOFT,
+            num_heads=self._heads,
+            kv_num_heads=self._kv_heads,
+            do_rotary=1,
+        )
+        for kind, present in zip(kinds, presents, strict=True):
+            g.output(present, f"present.{layer}.{kind}", self._dtype, shape)
+        return self._linear(f"{prefix}.o_proj", mixed)
+
+    def _speeds(self) -> Any:
+        half = self._size // 2
+        return self._theta ** (-np.arange(half, dtype=np.float64) / half)
 
     def _cached(self, layer: int, kind: str, new: ir.Value) -> ir.Value:
         """Append to the cache; return it with a head for each head of the query."""

@@ -85,7 +85,9 @@ def adopt_export(
 
         write_plain(model, found.graph.parent, folder, count)
         write_texts(folder, found.texts)
-        manifest = _with_padding(manifest, folder, reason, report)
+        report("probing the graph", 0, 1)
+        manifest = Probe(folder, manifest).settle(foreign.writes_in_place, reason)
+        report("probing the graph", 1, 1)
         digest = source_digest([found.config_file, *made_of], report)
         manifest = msgspec.structs.replace(manifest, source_digest=digest)
         manifest = verified(folder, manifest, prompts, report)
@@ -100,6 +102,7 @@ def _describe(found: ExistingExport, foreign: ForeignGraph, length: int) -> Mani
         architecture=str(found.config.get("model_type", "unknown")),
         source_digest="",
         precision=foreign.precision,
+        int4_accuracy_level=foreign.int4_accuracy_level,
         context_length=length,
         vocab_size=foreign.vocab_size,
         layers=foreign.layers,
@@ -115,15 +118,3 @@ def _describe(found: ExistingExport, foreign: ForeignGraph, length: int) -> Mani
         generation_defaults=found.texts.generation_defaults,
         exporter_version=__version__,
     )
-
-
-def _with_padding(
-    manifest: Manifest, folder: Path, why_rows_meet: str | None, report: Report
-) -> Manifest:
-    """Return the manifest with the padding that the graph was seen to bear."""
-    report("probing the graph", 0, 1)
-    padding = Probe(folder, manifest).padding(why_rows_meet)
-    report("probing the graph", 1, 1)
-    assert manifest.masked_graph is not None
-    names = msgspec.structs.replace(manifest.masked_graph, padding=padding)
-    return msgspec.structs.replace(manifest, masked_graph=names)

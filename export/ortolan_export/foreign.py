@@ -43,7 +43,10 @@ _INT8_OPERATORS = frozenset({"MatMulInteger", "DynamicQuantizeMatMul", "DynamicQ
 
 
 class ForeignGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """What a graph is: its names, the shape of its KV cache, and how its weights are stored."""
+    """What a graph is: its names, the shape of its KV cache, and how its weights are stored.
+
+    ``writes_in_place`` says that its attention may be able to append to the cache where it lies.
+    """
 
     names: MaskedGraph
     precision: Precision
@@ -52,6 +55,8 @@ class ForeignGraph(msgspec.Struct, frozen=True, kw_only=True):
     head_size: int
     kv_dtype: KVDtype
     vocab_size: int
+    writes_in_place: bool
+    int4_accuracy_level: int | None
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -76,6 +81,8 @@ def read_graph(model: ir.Model, config: Config) -> ForeignGraph:
         head_size=shape[1] or _head_size(config),
         kv_dtype=dtype,
         vocab_size=_size(outputs[names.logits], 2) or config.count("vocab_size"),
+        int4_accuracy_level=_accuracy_level(model),
+        writes_in_place=any(node.op_type == "GroupQueryAttention" for node in all_nodes(model)),
     )
 
 
@@ -251,6 +258,16 @@ def _precision(model: ir.Model) -> Precision:
             if value.const_value is not None and value.const_value.dtype in sizes:
                 sizes[value.const_value.dtype] += value.const_value.nbytes
     return "fp16" if sizes[ir.DataType.FLOAT16] > sizes[ir.DataType.FLOAT] else "fp32"
+
+
+def _accuracy_level(model: ir.Model) -> int | None:
+    """Return what 4-bit layers do to their activations, None where there are none."""
+    levels = [
+        node.attributes["accuracy_level"].as_int() if "accuracy_level" in node.attributes else 0
+        for node in all_nodes(model)
+        if node.op_type == "MatMulNBits"
+    ]
+    return max(levels, default=None)
 
 
 def _some(names: Any) -> str:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from ortolan_export.errors import VerificationError
 from ortolan_export.source import Float32
-from ortolan_runtime.bundle import GRAPH_NAME, Manifest, Padding
+from ortolan_runtime.bundle import GRAPH_NAME, KVLayout, Manifest, Padding
+
+Tokens = NDArray[np.int64]
 
 _TOKENS = 24
 _CHUNK = 7
@@ -30,7 +32,7 @@ _PADDED_BYTES = 1 << 28
 
 
 class Probe:
-    """A graph in a bundle's ``folder``, run under any padding."""
+    """A graph in a bundle's ``folder``, run in every layout and under any padding."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         from ortolan_runtime.providers import default_threads, open_session, session_options
@@ -38,36 +40,77 @@ class Probe:
         options = session_options(threads=default_threads(), spin=False)
         options.log_severity_level = _FATAL_ONLY  # a padding that cannot run is an answer
         self._session = open_session(str(folder / GRAPH_NAME), "cpu", options)
-        self._manifest = manifest
         rng = np.random.default_rng(0)
         count = max(2, min(_TOKENS, manifest.context_length // 2))
+        self._manifest = manifest
         self._tokens = rng.integers(0, manifest.vocab_size, (2, count))
-        self._next = rng.integers(0, manifest.vocab_size, 1)
+        self._next = rng.integers(0, manifest.vocab_size, 2)
 
-    def padding(self, why_rows_meet: str | None) -> Padding:
-        """Return what padding the graph bears. Raises VerificationError.
+    def settle(self, may_write_in_place: bool, why_rows_meet: str | None) -> Manifest:
+        """Return the manifest with the layout and the padding that the graph bears.
 
         ``why_rows_meet`` says what in the graph may let rows feel each other, for the message.
+        Raises VerificationError.
         """
-        alone = self._after(self._tokens[0], "none")
-        self._check_company(alone, why_rows_meet)
-        self._check_cache(alone)
+        if may_write_in_place:
+            in_place = self._as(kv_layout="shared")
+            try:
+                alone = self._check(in_place, why_rows_meet)
+            except Exception:  # onnxruntime's share no base; the other layout asks for less
+                pass
+            else:
+                if self._is_the_same_far_from_its_past(in_place, alone):
+                    return in_place
+        alone = self._check(self._as(padding="none"), why_rows_meet)
         paddings: tuple[Padding, ...] = ("right", "left")
         for padding in paddings:
-            far = self._far_from_its_past(padding)
-            if far is not None and _difference(far, alone) <= _SAME:
-                return padding
-        return "none"
+            if self._is_the_same_far_from_its_past(self._as(padding=padding), alone):
+                return self._as(padding=padding)
+        return self._as(padding="none")
 
-    def _check_cache(self, alone: Float32) -> None:
+    def _as(self, *, kv_layout: KVLayout = "concat", padding: Padding = "right") -> Manifest:
+        graph = self._manifest.masked_graph
+        assert graph is not None, "only adopted graphs are probed"
+        graph = msgspec.structs.replace(graph, padding=padding)
+        return msgspec.structs.replace(self._manifest, kv_layout=kv_layout, masked_graph=graph)
+
+    def _check(self, manifest: Manifest, why_rows_meet: str | None) -> Float32:
+        """Return the logits of two decode steps, after comparing them with other ways to them."""
+        alone = self._decoded(manifest, self._tokens[:1])
+        self._check_company(manifest, alone, why_rows_meet)
+        self._check_cache(manifest, alone)
+        return alone
+
+    def _decoded(self, manifest: Manifest, prompts: Tokens, longest: int | None = None) -> Float32:
+        """Return the first row's logits at each of two decode steps behind ``prompts``.
+
+        The second step reads what the first has written. With ``longest`` the last row is taken for
+        one of so many tokens.
+        """
+        layout, count = self._layout(manifest), prompts.shape[1]
+        for row, tokens in enumerate(prompts):
+            layout.prefill(row, tokens, 0, np.array([count - 1]))
+        past = np.full(len(prompts), count, np.int32)
+        past[-1] = longest or count
+        # Other rows get other tokens.
+        tokens = (self._next[:, None] + np.arange(len(prompts))) % manifest.vocab_size
+        steps = [layout.decode(step, past + i).logits[0].copy() for i, step in enumerate(tokens)]
+        return np.stack(steps)
+
+    def _check_cache(self, manifest: Manifest, alone: Float32) -> None:
+        """Raise VerificationError when a cached step is not what the whole text gives."""
         tokens = np.append(self._tokens[0], self._next)
-        whole = self._layout("none").prefill(0, tokens, 0, np.array([len(tokens) - 1])).logits[0]
-        layout = self._layout("none")
+        ends = np.arange(len(tokens) - 2, len(tokens))
+        whole = self._layout(manifest).prefill(0, tokens, 0, ends).logits.copy()
+        layout = self._layout(manifest)
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
-            chunked = layout.prefill(0, chunk, start, np.array([len(chunk) - 1])).logits[0]
-        for what, logits in (("a decode step", alone), ("a prompt in chunks", chunked)):
-            difference = _difference(logits, whole)
+            chunked = layout.prefill(0, chunk, start, np.array([len(chunk) - 1])).logits
+        for what, logits, wanted in (
+            ("a decode step", alone, whole),
+            ("a prompt in chunks", chunked, whole[1:]),
+        ):
+            difference = _difference(logits, wanted)
             if not difference <= _ROUNDING:
                 raise VerificationError(
                     f"{what} on top of the cache must give the logits of the whole text, but they "
@@ -75,14 +118,9 @@ class Probe:
                     "export the model again with a newer exporter, or by `ortolan export`"
                 )
 
-    def _check_company(self, alone: Float32, why: str | None) -> None:
+    def _check_company(self, manifest: Manifest, alone: Float32, why: str | None) -> None:
         """Raise VerificationError when a row's logits depend on another row's tokens."""
-        layout, count = self._layout("none"), self._tokens.shape[1]
-        for row, tokens in enumerate(self._tokens):
-            layout.prefill(row, tokens, 0, np.array([count - 1]))
-        other = (self._next + 1) % self._manifest.vocab_size
-        both = layout.decode(np.append(self._next, other), np.full(2, count, np.int32))
-        difference = _difference(both.logits[0], alone)
+        difference = _difference(self._decoded(manifest, self._tokens), alone)
         if not difference <= _SAME:
             reason = "" if why is None else f" ({why})"
             raise VerificationError(
@@ -91,41 +129,31 @@ class Probe:
                 "another precision (--graph), or make int8 by `ortolan export`"
             )
 
-    def _after(self, tokens: NDArray[np.int64], padding: Padding) -> Float32:
-        """Return the logits after one more token than ``tokens``, decoded by itself."""
-        layout, count = self._layout(padding), len(tokens)
-        layout.prefill(0, tokens, 0, np.array([count - 1]))
-        logits: Float32 = layout.decode(self._next, np.array([count], np.int32)).logits[0]
-        return logits
+    def _is_the_same_far_from_its_past(self, manifest: Manifest, alone: Float32) -> bool:
+        """Return whether a row gives the same logits beside one as long as there is room for.
 
-    def _far_from_its_past(self, padding: Padding) -> Float32 | None:
-        """Return the same logits beside a row so long that the padding is as wide as it gets.
-
-        None where the graph cannot run so.
+        Where rows are filled up, the padding is then as wide as it gets.
         """
-        layout, count = self._layout(padding), self._tokens.shape[1]
-        layout.prefill(0, self._tokens[0], 0, np.array([count - 1]))
-        past = np.array([count, self._room - 1], np.int32)
         try:
-            logits: Float32 = layout.decode(np.repeat(self._next, 2), past).logits[0]
+            far = self._decoded(manifest, self._tokens, self._room - 2)
         except Exception:  # onnxruntime's share no base; some graphs have no place that far away
-            return None
-        return logits
+            return False
+        return _difference(far, alone) <= _SAME
 
     @property
     def _room(self) -> int:
         bearable = _PADDED_BYTES // (2 * self._manifest.kv_bytes_per_token)
         return max(min(self._manifest.context_length, bearable), 2 * _TOKENS)
 
-    def _layout(self, padding: Padding) -> Any:
-        """Return the runtime's ConcatLayout with empty rows; relaxed, so that all share a width."""
+    def _layout(self, manifest: Manifest) -> Any:
+        """Return one of the runtime's layouts with empty rows; relaxed: padded to one width."""
         from ortolan_runtime.layouts.concat import ConcatLayout
+        from ortolan_runtime.layouts.shared import SharedLayout
 
-        graph = self._manifest.masked_graph
-        assert graph is not None, "only adopted graphs are probed"
-        graph = msgspec.structs.replace(graph, padding=padding)
-        manifest = msgspec.structs.replace(self._manifest, masked_graph=graph)
-        return ConcatLayout(self._session, manifest, rows=2, length=self._room, relaxed=True)
+        sizes = {"rows": 2, "length": self._room}
+        if manifest.kv_layout == "concat":
+            return ConcatLayout(self._session, manifest, relaxed=True, **sizes)
+        return SharedLayout(self._session, None, manifest, needs_spare=False, **sizes)
 
 
 def _difference(one: Float32, other: Float32) -> float:

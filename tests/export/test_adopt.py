@@ -15,6 +15,7 @@ from parity import Reference, worst_difference
 
 from foreign_graphs import write_config, write_export
 from ortolan_export.adopt import adopt
+from ortolan_export.probing import Probe
 from ortolan_runtime.bundle import open_bundle
 from ortolan_server.cli import main
 
@@ -59,6 +60,7 @@ def digests(folder: Path) -> dict[str, str]:
     ("options", "padding"),
     [
         ({}, "right"),
+        ({"half": True}, "right"),
         ({"positions": "mask"}, "right"),
         ({"window": 8}, "left"),
         ({"window": 8, "positions": "mask"}, "left"),
@@ -75,15 +77,33 @@ def test_padding_is_what_the_graph_was_seen_to_bear(
     assert manifest.masked_graph.padding == padding
 
 
-@pytest.mark.parametrize("positions", ["input", "mask", "places"])
+@pytest.mark.parametrize("has_keep", [False, True])
+def test_a_graph_that_writes_in_place_is_let_do_so(
+    has_keep: bool, exported: WriteExport, tmp_path: Path
+) -> None:
+    source = exported(is_fused=True, has_keep=has_keep)
+    assert adopt(source, tmp_path / "bundle").kv_layout == "shared"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "input"},
+        {"positions": "mask"},
+        {"positions": "places"},
+        {"has_keep": True},
+        {"is_fused": True},
+        {"is_fused": True, "has_keep": True},
+    ],
+)
 def test_an_adopted_graph_computes_what_the_model_does(
-    positions: str,
+    options: dict[str, Any],
     exported: WriteExport,
     make_checkpoint: Any,
     reference_of: Callable[[Path], Reference],
     tmp_path: Path,
 ) -> None:
-    adopt(exported(positions=positions), tmp_path / "bundle")
+    adopt(exported(**options), tmp_path / "bundle")
     assert worst_difference(tmp_path / "bundle", reference_of(make_checkpoint("llama"))) < 1e-4
 
 
@@ -326,3 +346,14 @@ def test_what_is_missing_or_damaged_is_named(
     source = exported()
     prepare(source)
     assert said in refusal(source, capsys)
+
+
+def test_a_graph_that_writes_behind_each_row_bears_no_padding_when_it_returns_its_cache(
+    exported: WriteExport, tmp_path: Path
+) -> None:
+    out = tmp_path / "bundle"
+    manifest = adopt(exported(is_fused=True), out)
+    # The first step of a padded row is right; what it wrote is not where the next one looks.
+    concat = Probe(out, manifest).settle(False, None)
+    assert concat.masked_graph is not None
+    assert (concat.kv_layout, concat.masked_graph.padding) == ("concat", "none")

@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from ortolan_runtime.bundle import Manifest
 from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.layouts.masked import MaskedBinding
 from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
 
 
@@ -101,7 +102,7 @@ class _Graph:
         self._session = session
         self._manifest = manifest
         self._buffers = buffers
-        self.bindings: dict[tuple[int, int], _Binding] = {}
+        self.bindings: dict[tuple[int, int], _Binding | MaskedBinding] = {}
 
     def run(self, first_row: int, ids: Ids, past: Lengths, positions: Ids) -> Output:
         """Run ``ids`` int64 ``[rows, tokens]`` on rows from ``first_row`` on.
@@ -116,10 +117,11 @@ class _Graph:
             binding = self._bind(first_row, rows)
         return binding.run(self._session, ids, past, positions)
 
-    def _bind(self, first_row: int, rows: int) -> _Binding:
+    def _bind(self, first_row: int, rows: int) -> _Binding | MaskedBinding:
         # Made once for each view of the buffers: onnxruntime leaks what is bound anew every step.
         views = [array[first_row : first_row + rows] for array in self._buffers.arrays]
-        binding = _Binding(self._session.io_binding(), self._manifest, views)
+        kind = _Binding if self._manifest.masked_graph is None else MaskedBinding
+        binding = kind(self._session, self._manifest, views)
         self.bindings[first_row, rows] = binding
         return binding
 
@@ -128,9 +130,9 @@ class _Binding:
     """One view of the KV buffers, bound as past and present, with a step's small arrays."""
 
     def __init__(
-        self, binding: ort.IOBinding, manifest: Manifest, views: Sequence[npt.NDArray[Any]]
+        self, session: ort.InferenceSession, manifest: Manifest, views: Sequence[npt.NDArray[Any]]
     ) -> None:
-        self._io = binding
+        self._io = session.io_binding()
         self._graph = manifest.graph
         self._vocab = manifest.vocab_size
         self._shape: tuple[int, ...] = ()

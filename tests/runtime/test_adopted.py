@@ -1,4 +1,5 @@
-"""Graphs that return a longer cache than they take run as all others do, to the bit."""
+"""Graphs of other exporters run as all others do, to the bit: those that return a longer cache than
+they take, and those that write into the cache where it lies."""
 
 from __future__ import annotations
 
@@ -20,20 +21,32 @@ PROMPT = np.array([40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50])
 
 
 @pytest.fixture(scope="module")
-def bundle(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Give glassllm's English model as another exporter would have written it."""
-    folder = tmp_path_factory.mktemp("foreign")
-    adopt(write_export(folder / "export", glass_checkpoint), folder / "bundle")
-    return open_bundle(folder / "bundle")
+def bundles(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Give glassllm's English model as other exporters would have written it, by KV layout."""
+    made = {}
+    for layout in ("concat", "shared"):
+        folder = tmp_path_factory.mktemp(layout)
+        write_export(folder / "export", glass_checkpoint, is_fused=layout == "shared")
+        assert adopt(folder / "export", folder / "bundle").kv_layout == layout
+        made[layout] = open_bundle(folder / "bundle")
+    return made
 
 
 @pytest.fixture(scope="module")
-def expected(bundle: Bundle) -> list[Outcome]:
+def bundle(bundles: dict[str, Bundle]) -> Bundle:
+    """Give the model of the layout concat."""
+    return bundles["concat"]
+
+
+@pytest.fixture(scope="module")
+def expected(bundles: dict[str, Bundle]) -> dict[str, list[Outcome]]:
     """Give each request's outcome on an engine of its own, in one prefill chunk."""
-    outcomes = []
-    for one in mixed_requests(bundle.path):
-        with engine_on(bundle.path, slots=1) as engine:
-            outcomes += together(engine, [one])
+    outcomes: dict[str, list[Outcome]] = {}
+    for layout, bundle in bundles.items():
+        outcomes[layout] = []
+        for one in mixed_requests(bundle.path):
+            with engine_on(bundle.path, slots=1) as engine:
+                outcomes[layout] += together(engine, [one])
     return outcomes
 
 
@@ -42,36 +55,62 @@ def assert_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
         assert outcome.bits() == right.bits(), f"request {index} differs"
 
 
+@pytest.mark.parametrize("layout", ["concat", "shared"])
 @pytest.mark.parametrize("options", [{"prefill_chunk": 7}, {"slots": 4, "threads": 2}])
 def test_neither_company_nor_chunks_nor_a_warm_cache_change_a_bit(
-    options: dict[str, int], bundle: Bundle, expected: list[Outcome]
+    options: dict[str, int],
+    layout: str,
+    bundles: dict[str, Bundle],
+    expected: dict[str, list[Outcome]],
 ) -> None:
-    requests = mixed_requests(bundle.path)
-    with engine_on(bundle.path, **{"slots": 16, **options}) as engine:
-        assert_same(together(engine, requests), expected)
-        assert_same(alone(engine, requests[:5]), expected[:5])
-        assert_same(together(engine, requests[::-1]), expected[::-1])
+    path, right = bundles[layout].path, expected[layout]
+    requests = mixed_requests(path)
+    with engine_on(path, **{"slots": 16, **options}) as engine:
+        assert_same(together(engine, requests), right)
+        assert_same(alone(engine, requests[:5]), right[:5])
+        assert_same(together(engine, requests[::-1]), right[::-1])
         assert engine.statistics().cached_prompt_tokens > 0
 
 
+@pytest.mark.parametrize("layout", ["concat", "shared"])
 def test_preemption_for_want_of_memory_changes_no_bit(
-    bundle: Bundle, expected: list[Outcome]
+    layout: str, bundles: dict[str, Bundle], expected: dict[str, list[Outcome]]
 ) -> None:
+    bundle = bundles[layout]
     memory = 128 * bundle.manifest.kv_bytes_per_token
     with engine_on(bundle.path, slots=16, kv_memory_bytes=memory) as engine:
-        assert_same(together(engine, mixed_requests(bundle.path)), expected)
+        assert_same(together(engine, mixed_requests(bundle.path)), expected[layout])
         assert engine.statistics().preemptions > 0
 
 
+@pytest.mark.parametrize("layout", ["concat", "shared"])
 def test_the_text_is_that_of_the_native_bundle(
-    bundle: Bundle, glass_bundle_fp32: Path, expected: list[Outcome]
+    layout: str,
+    bundles: dict[str, Bundle],
+    glass_bundle_fp32: Path,
+    expected: dict[str, list[Outcome]],
 ) -> None:
-    requests = mixed_requests(bundle.path)
+    requests = mixed_requests(bundles[layout].path)
     with engine_on(glass_bundle_fp32, slots=1) as engine:
         native = alone(engine, requests)
-    # The two graphs add in other orders, so that a draw may fall to a neighbour now and then.
-    same = [ours.ids == theirs.ids for ours, theirs in zip(expected, native, strict=True)]
-    assert sum(same) >= len(same) - 2
+    # The graphs add in other orders, so that a draw may fall to a neighbour now and then.
+    pairs = zip(expected[layout], native, strict=True)
+    assert sum(ours.ids == theirs.ids for ours, theirs in pairs) >= len(requests) - 2
+
+
+@pytest.mark.parametrize("has_keep", [False, True])
+def test_many_steps_in_place_make_no_new_bindings(
+    has_keep: bool, glass_checkpoint: Path, tmp_path: Path
+) -> None:
+    write_export(tmp_path / "export", glass_checkpoint, is_fused=True, has_keep=has_keep)
+    adopt(tmp_path / "export", tmp_path / "bundle")
+    model = Model(open_bundle(tmp_path / "bundle"), rows=4, length=128, threads=1)
+    made = []
+    for step in range(40):
+        model.prefill(1, PROMPT[: 2 + step % 3], 0, np.array([1]))
+        model.decode(np.array([50]), np.array([5 + step], np.int32))
+        made.append(model.binding_count)
+    assert made[0] == made[-1]
 
 
 def model_of(bundle: Bundle, padding: Padding, *, relaxed: bool = False) -> Model:
