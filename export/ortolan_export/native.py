@@ -150,6 +150,7 @@ def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Man
         single_row_exact=stored.precision == "int8",
         graph=graph_names(decoder, stored.target),
         prefill_graph=stored.prefill_graph,
+        rows_graph=stored.rows_graph,
         bos_token_id=texts.bos_token_id,
         eos_token_ids=texts.eos_token_ids,
         generation_defaults=texts.generation_defaults,

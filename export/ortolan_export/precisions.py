@@ -19,11 +19,13 @@ from ortolan_export.int4 import Int4Linears
 from ortolan_export.operators import DecoderGraph, FusedGraph, StandardGraph
 from ortolan_export.quantize import FloatLinears, Int8Linears, Linears
 from ortolan_export.rotation import Prepared, flatten_activations
+from ortolan_export.rows import write_rows_graph
 from ortolan_export.source import AccuracyLevel, Element, NativePrecision, Report, Tensors
 from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import (
     GRAPH_NAME,
     PREFILL_GRAPH_NAME,
+    ROWS_GRAPH_NAME,
     WEIGHTS_NAME,
     Device,
     KVDtype,
@@ -65,6 +67,11 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name of the graph that computes prompts alone, None where one does all."""
         return PREFILL_GRAPH_NAME if self.precision == "int8+int4" else None
 
+    @property
+    def rows_graph(self) -> str | None:
+        """Return the name of the graph that copies rows of a KV cache, None on the CPU."""
+        return None if self.target == "cpu" else ROWS_GRAPH_NAME
+
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with all that the int8 precisions ask of it.
@@ -101,6 +108,9 @@ def write_graphs(folder: Path, source: Source, stored: Storage) -> None:
             _write(folder / name, weights, source, stored, balanced, linears)
         if not (stored.has_int4 or stored.has_int8):
             _write(folder / GRAPH_NAME, weights, source, stored, arranged, FloatLinears)
+        if stored.rows_graph is not None:
+            path = folder / stored.rows_graph
+            write_rows_graph(path, weights, source.decoder, stored.element)
 
 
 def _int4_linears(stored: Storage, graph: DecoderGraph, tensors: Tensors) -> Linears:

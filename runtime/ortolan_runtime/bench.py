@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ortolan_runtime.bundle import Device
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.events import Event
@@ -35,6 +36,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 128
     decode_tokens: int = 24
     repetitions: int = 3
+    device: Device | None = None
     threads: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
@@ -55,6 +57,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     bundle: str
     precision: str
+    device: Device
     threads: int | None
     load_s: float
     prompt_tokens: int
@@ -73,7 +76,10 @@ def measure(path: Path, options: BenchOptions) -> Figures:
     started = time.perf_counter()
     slots = max(options.batches)
     engine_options = EngineOptions(
-        slots=slots, threads=options.threads, speculate=options.speculate
+        slots=slots,
+        threads=options.threads,
+        device=options.device,
+        speculate=options.speculate,
     )
     with Engine.open(path, engine_options) as engine:
         load_s = time.perf_counter() - started
@@ -82,10 +88,11 @@ def measure(path: Path, options: BenchOptions) -> Figures:
         bench.prefill()  # the first runs also allocate
         first_token_s = [bench.prefill() for _ in range(options.repetitions)]
         decode = tuple(bench.decode(batch) for batch in options.batches)
-        manifest = engine.manifest
+        manifest, device = engine.manifest, engine.device
     return Figures(
         bundle=manifest.name,
         precision=manifest.precision,
+        device=device,
         threads=options.threads,
         load_s=load_s,
         prompt_tokens=options.prompt_tokens,
@@ -100,7 +107,8 @@ def measure(path: Path, options: BenchOptions) -> Figures:
 def as_table(figures: Figures) -> str:
     """Return the figures as lines for a terminal."""
     lines = [
-        f"{figures.bundle} ({figures.precision}), loaded in {figures.load_s:.2f} s",
+        f"{figures.bundle} ({figures.precision}) on {figures.device}, "
+        f"loaded in {figures.load_s:.2f} s",
         f"prefill {figures.prompt_tokens} tokens: {figures.prefill_tokens_per_s:.0f} tok/s, "
         f"first token after {figures.first_token_ms:.0f} ms",
         f"decode after {figures.context_tokens} tokens:",

@@ -24,6 +24,7 @@ MANIFEST_NAME = "bundle.json"
 GRAPH_NAME = "model.onnx"
 PREFILL_GRAPH_NAME = "prefill.onnx"
 WEIGHTS_NAME = "model.onnx.data"
+ROWS_GRAPH_NAME = "rows.onnx"
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
@@ -102,6 +103,18 @@ class MaskedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     padding: Padding = "right"
 
 
+class RowsGraphNames(msgspec.Struct, frozen=True):
+    """Names of the inputs and outputs of the graph that copies a row of the KV cache.
+
+    ``result``, which is the memory of ``target``, gets the first ``count`` tokens of ``source``.
+    """
+
+    source: str = "source"
+    target: str = "target"
+    count: str = "count"
+    result: str = "result"
+
+
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling values from the source's generation config; for information, requests decide."""
 
@@ -146,6 +159,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prompts (prefill, scoring) while ``model.onnx`` decodes, over one KV cache; null for a bundle
     whose one graph does both. ``single_row_exact`` then speaks of decoding: a second graph is int8.
     ``masked_graph`` describes the graph of an adopted bundle, in the place of ``graph``.
+    ``rows_graph`` is the file of the graph that copies rows of a KV cache in a device's memory,
+    null for a bundle that runs on the CPU alone.
     """
 
     format_version: int = FORMAT_VERSION
@@ -167,6 +182,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     graph: GraphNames = GraphNames()
     masked_graph: MaskedGraph | None = None
     prefill_graph: str | None = None
+    rows_graph: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: GenerationDefaults = GenerationDefaults()
@@ -210,6 +226,12 @@ class Bundle(msgspec.Struct, frozen=True):
     def prefill_graph_path(self) -> Path | None:
         """Return the path of the graph that computes prompts, None where ``graph_path`` does."""
         name = self.manifest.prefill_graph
+        return None if name is None else self.path / name
+
+    @property
+    def rows_graph_path(self) -> Path | None:
+        """Return the path of the graph that copies rows on a device, None where there is none."""
+        name = self.manifest.rows_graph
         return None if name is None else self.path / name
 
     @property
@@ -308,7 +330,7 @@ def _read_manifest(path: Path) -> Manifest:
         manifest = _manifest_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BundleError(f"{file} is damaged ({exc}); export the model again") from exc
-    for needed in (GRAPH_NAME, manifest.prefill_graph, TOKENIZER_NAME):
+    for needed in (GRAPH_NAME, manifest.prefill_graph, manifest.rows_graph, TOKENIZER_NAME):
         if needed is not None and manifest.file(needed) is None:
             raise BundleError(f"{file} lists no {needed}; export the model again")
     return manifest

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import msgspec
 
-from ortolan_runtime.bundle import Bundle, Device, cache_directory, open_bundle
-from ortolan_runtime.cgroup import memory_left_bytes, own_groups
+from ortolan_runtime.bundle import Bundle, Device, Manifest, cache_directory, open_bundle
+from ortolan_runtime.capacity import plan_capacity
 from ortolan_runtime.errors import (
     BundleError,
     ContextLengthExceeded,
@@ -33,12 +33,12 @@ from ortolan_runtime.golden import check_golden
 from ortolan_runtime.kvcache import KVCache
 from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
-from ortolan_runtime.providers import default_threads
+from ortolan_runtime.providers import default_threads, ready_device
 from ortolan_runtime.scheduler import Scheduler
 from ortolan_runtime.sinks import CollectingSink
 from ortolan_runtime.speculation import SpeculationPolicy
 from ortolan_runtime.stepper import Statistics, Stepper
-from ortolan_runtime.tensorrt import tensorrt_options
+from ortolan_runtime.tensorrt import check_steps, engine_folder, tensorrt_options
 from ortolan_runtime.text import Tokenizer
 
 logger = logging.getLogger("ortolan.engine")
@@ -54,7 +54,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ``speculate`` guesses tokens ahead while one sequence decodes: faster on text that repeats
     itself, but no longer the same bits in any company; ``relaxed`` gives these up to decode a lone
     row without a spare one beside it. ``kv_memory_bytes`` bounds the KV cache, by default room for
-    every slot at the full context but at most half of the memory that is available.
+    every slot at the full context but at most half of the memory that is available. ``device``
+    defaults to the one that the bundle was made for.
     """
 
     slots: int = 16
@@ -62,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 256
     queue_limit: int = 1024
     kv_memory_bytes: int | None = None
-    device: Device = "cpu"
+    device: Device | None = None
     spin: bool = False
     speculate: bool = False
     relaxed: bool = False
@@ -87,6 +88,7 @@ class Engine:
         self.bundle = bundle
         self.manifest = bundle.manifest
         self.tokenizer = tokenizer
+        self.device = model.device
         self.context_length = model.length
         self.options = options
         self.liberties = options.liberties
@@ -133,21 +135,23 @@ class Engine:
                 f"{bundle.tokenizer_path} must have at most {manifest.vocab_size} tokens, the "
                 f"columns of the logits, got {tokenizer.vocab_size}; export the model again"
             )
-        rows = 2 * options.slots
-        budget = kv_budget_tokens(bundle, options)
-        length = min(manifest.context_length, budget)
+        device = ready_device(manifest, options.device)
+        provider_options = _provider_options(manifest, device, options)
+        capacity = plan_capacity(
+            manifest, device, slots=options.slots, kv_memory_bytes=options.kv_memory_bytes
+        )
         model = Model(
             bundle,
-            rows=rows,
-            length=length,
+            rows=capacity.rows,
+            length=capacity.length,
             threads=options.threads or default_threads(),
-            device=options.device,
+            device=device,
             spin=options.spin,
             relaxed=options.relaxed,
-            provider_options=_provider_options(bundle, options),
+            provider_options=provider_options,
         )
         check_golden(model, manifest)
-        cache = KVCache(model, rows=rows, budget_tokens=budget)
+        cache = KVCache(model, rows=capacity.rows, budget_tokens=capacity.tokens)
         scheduler = Scheduler(
             cache,
             slots=options.slots,
@@ -345,43 +349,15 @@ def id_of(sink: EventSink) -> int:
     return id(sink)
 
 
-def _provider_options(bundle: Bundle, options: EngineOptions) -> dict[str, str]:
-    """Return what the device's execution provider must know of the steps to come."""
-    plan = bundle.manifest.engines
-    if options.device != "tensorrt" or plan is None:
+def _provider_options(manifest: Manifest, device: Device, options: EngineOptions) -> dict[str, str]:
+    """Return what the device's execution provider must know of the steps to come.
+
+    Raises InvalidParameter where the steps would not fit the engines.
+    """
+    if device != "tensorrt" or manifest.engines is None:
         return {}
-    return tensorrt_options(bundle.manifest, plan, cache_directory(os.environ) / "tensorrt")
-
-
-def kv_budget_tokens(bundle: Bundle, options: EngineOptions) -> int:
-    """Return how many tokens the KV cache may hold in all.
-
-    Raises InvalidParameter when the memory asked for holds less than 16 tokens.
-    """
-    manifest = bundle.manifest
-    everything = options.slots * manifest.context_length * manifest.kv_bytes_per_token
-    limit = options.kv_memory_bytes
-    if limit is None:
-        limit = min(everything, available_memory_bytes() // 2)
-    tokens = limit // manifest.kv_bytes_per_token
-    least = 16
-    if tokens < least:
-        needed = least * manifest.kv_bytes_per_token
-        raise InvalidParameter("kv_memory", f"must be >= {needed} bytes for this model", limit)
-    return tokens
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that this process can still have without swapping.
-
-    It is Linux's own estimate, or less where a container has a limit.
-    """
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            machine = int(line.split()[1]) * 1024
-    left = memory_left_bytes(own_groups())
-    return machine if left is None else min(machine, left)
+    check_steps(manifest.engines, rows=options.slots, chunk=options.prefill_chunk)
+    return tensorrt_options(manifest, manifest.engines, engine_folder(os.environ))
 
 
 def scoring_chunk(vocab_size: int, prefill_chunk: int) -> int:

@@ -6,12 +6,14 @@ The rows are as long as the context, but memory is taken as tokens are written, 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.kvmemory import View
 
 Array = npt.NDArray[Any]
 
@@ -21,7 +23,7 @@ _MAP_NORESERVE = 0x4000
 # Tokens of a row that are exchanged at once, so that the copy between them stays small.
 _SWAP_TOKENS = 1024
 
-_DTYPES: dict[str, type[np.generic]] = {
+DTYPES: dict[str, type[np.generic]] = {
     "float32": np.float32,
     "float16": np.float16,
     "int8": np.int8,
@@ -36,11 +38,16 @@ class KVBuffers:
 
     def __init__(self, manifest: Manifest, *, rows: int, length: int) -> None:
         shape = (rows, manifest.kv_heads, length, manifest.head_size)
-        dtype = _DTYPES[manifest.kv_dtype]
+        dtype = DTYPES[manifest.kv_dtype]
         self._maps: list[mmap.mmap] = []
         self.arrays = [self._allocate(shape, dtype) for _ in range(2 * manifest.layers)]
         self._token_bytes = manifest.head_size * np.dtype(dtype).itemsize
         self._heads, self._length = manifest.kv_heads, length
+
+    def views(self, first_row: int, rows: int) -> Sequence[View]:
+        """Return these rows of each layer's keys and values, in the layers' order."""
+        parts = (array[first_row : first_row + rows] for array in self.arrays)
+        return [View("cpu", part.dtype.type, part.shape, part.ctypes.data) for part in parts]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one row to another."""
@@ -59,6 +66,11 @@ class KVBuffers:
                 array[other, :, part] = kept
             array[shorter, :, common:longest] = array[longer, :, common:longest]
         self.release(longer, common)
+
+    def clear(self, row: int, length: int) -> None:
+        """Put 0 behind the first ``length`` tokens of one row."""
+        for array in self.arrays:
+            array[row, :, length:] = 0
 
     def release(self, row: int, length: int) -> None:
         """Give back the memory of one row beyond its first ``length`` tokens."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import onnxruntime as ort
 
 from ortolan_runtime.bundle import Bundle, Device
+from ortolan_runtime.devicememory import DeviceMemory
 from ortolan_runtime.errors import BundleError
 from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.kvmemory import Allocate, KVMemory
 from ortolan_runtime.layouts.concat import ConcatLayout
 from ortolan_runtime.layouts.layout import Layout
 from ortolan_runtime.layouts.shared import SharedLayout
 from ortolan_runtime.logits import Ids, Lengths, Output
-from ortolan_runtime.providers import open_session, session_options
+from ortolan_runtime.providers import open_session, ready_device, session_options
+
+Load = Callable[[Path, Device], ort.InferenceSession]
 
 LoadSession = Callable[[Path], ort.InferenceSession]
 
@@ -24,7 +29,8 @@ class Model:
 
     Some bundles have a second graph, which computes prompts over the same KV buffers. Where one row
     alone would round differently from that row in a batch, a lone row gets company, so that its
-    bits do not depend on others; ``relaxed`` does without.
+    bits do not depend on others; ``relaxed`` does without. ``device`` defaults to the one that the
+    bundle was made for, ``allocate`` to memory of that device.
     """
 
     def __init__(
@@ -34,26 +40,35 @@ class Model:
         rows: int,
         length: int,
         threads: int,
-        device: Device = "cpu",
+        device: Device | None = None,
         spin: bool = False,
         relaxed: bool = False,
         provider_options: Mapping[str, str] | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
-        _check_device(bundle, device)
+        self.device = ready_device(bundle.manifest, device)
 
-        def load(path: Path) -> ort.InferenceSession:
+        def load(path: Path, device: Device) -> ort.InferenceSession:
             options = session_options(threads=threads, spin=spin)
+            given = provider_options if device == self.device else None
             try:
-                return open_session(str(path), device, options, provider_options)
+                return open_session(str(path), device, options, given)
             except ort_errors() as exc:
                 raise BundleError(f"{path} cannot be loaded: {first_line(exc)}") from exc
 
-        self._layout = _layout(bundle, load, rows=rows, length=length, relaxed=relaxed)
+        self._layout = _layout(
+            bundle,
+            lambda path: load(path, self.device),
+            allocate or _memory_of(bundle, self.device, load),
+            rows=rows,
+            length=length,
+            relaxed=relaxed,
+        )
         self.length = length
         self.vocab_size = bundle.manifest.vocab_size
 
     @property
-    def buffers(self) -> KVBuffers:
+    def buffers(self) -> KVMemory:
         """Return the memory of the KV cache."""
         return self._layout.buffers
 
@@ -90,15 +105,15 @@ class Model:
         self._layout.release(row, length)
 
 
-def _check_device(bundle: Bundle, device: Device) -> None:
-    if bundle.manifest.kv_layout == "concat" and device != "cpu":
-        raise BundleError(
-            f"device must be cpu for {bundle.manifest.name}, whose KV layout is concat, "
-            f"got {device!r}; export the model natively for other devices"
-        )
-
-
-def _layout(bundle: Bundle, load: LoadSession, *, rows: int, length: int, relaxed: bool) -> Layout:
+def _layout(
+    bundle: Bundle,
+    load: LoadSession,
+    allocate: Allocate,
+    *,
+    rows: int,
+    length: int,
+    relaxed: bool,
+) -> Layout:
     manifest, decoding = bundle.manifest, load(bundle.graph_path)
     if manifest.kv_layout == "concat":
         return ConcatLayout(decoding, manifest, rows=rows, length=length, relaxed=relaxed)
@@ -110,7 +125,17 @@ def _layout(bundle: Bundle, load: LoadSession, *, rows: int, length: int, relaxe
         rows=rows,
         length=length,
         needs_spare=not (manifest.single_row_exact or relaxed),
+        allocate=allocate,
     )
+
+
+def _memory_of(bundle: Bundle, device: Device, load: Load) -> Allocate:
+    """Return what makes the KV cache in the memory of ``device``."""
+    path = bundle.rows_graph_path
+    if device == "cpu" or path is None:
+        return KVBuffers
+    # TensorRT computes in CUDA's memory; to copy rows there is nothing to build an engine for.
+    return partial(DeviceMemory, device="cuda", copier=load(path, "cuda"))
 
 
 def ort_errors() -> tuple[type[Exception], ...]:

@@ -6,21 +6,35 @@ itself would fall back to the CPU in silence.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
 import os
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
-from ortolan_runtime.bundle import Device
+from ortolan_runtime.bundle import Device, Manifest
 from ortolan_runtime.cgroup import core_quota, own_groups
-from ortolan_runtime.errors import ProviderError
+from ortolan_runtime.errors import BundleError, ProviderError
 
 _PROVIDERS: dict[Device, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
+}
+# onnxruntime-gpu 1.31 is built for CUDA 13 and TensorRT 10.
+_CUDA = (
+    "install `ortolan[gpu]` in place of `ortolan[cpu]`, NVIDIA's driver, and CUDA 13 with cuDNN 9, "
+    "as with `pip install 'onnxruntime-gpu[cuda,cudnn]'`"
+)
+_NEEDS: dict[Device, str] = {
+    "cpu": "install it with `pip install 'ortolan[cpu]'`",
+    "cuda": _CUDA,
+    "tensorrt": f"{_CUDA}, and TensorRT 10.15 or later, as with `pip install 'tensorrt-cu13<11'`",
 }
 _ONNXRUNTIME_ERRORS_ONLY = 3
 
@@ -47,6 +61,28 @@ def session_options(*, threads: int, spin: bool) -> ort.SessionOptions:
     return options
 
 
+def choose_device(manifest: Manifest, asked: Device | None) -> Device:
+    """Return the device asked for, or the one that the bundle was made for. Raises BundleError."""
+    if asked is None or asked in manifest.devices:
+        return asked or manifest.target
+    raise BundleError(
+        f"device must be one of {', '.join(manifest.devices)} for {manifest.name}, which was made "
+        f"for {manifest.target}, got {asked}; make another with `ortolan export --for {asked}`"
+    )
+
+
+def ready_device(manifest: Manifest, asked: Device | None) -> Device:
+    """Return the device to run a bundle on, after a look whether it is there.
+
+    Raises ProviderError and BundleError.
+    """
+    if asked is not None:
+        require_device(asked)
+    device = choose_device(manifest, asked)
+    require_device(device)
+    return device
+
+
 def open_session(
     path: str,
     device: Device,
@@ -55,32 +91,61 @@ def open_session(
 ) -> ort.InferenceSession:
     """Return a session over the graph at ``path`` that runs on ``device`` and nowhere else.
 
-    Raises ProviderError when the device's provider is missing or takes no part in the session.
+    What TensorRT has no operator for may run on CUDA; the CPU takes part in neither. Raises
+    ProviderError when the device's provider is missing or takes no part in the session.
     """
-    _refuse_two_installations()
+    require_device(device)
     provider = _PROVIDERS[device]
-    if provider not in ort.get_available_providers():
-        raise ProviderError(_missing(device))
-    if device != "cpu":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if device == "cpu":
+        return ort.InferenceSession(path, options, providers=[provider])
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     providers = [(provider, dict(provider_options or {}))]
-    session = ort.InferenceSession(path, options, providers=providers)
-    if provider not in session.get_providers():
-        raise ProviderError(_missing(device))
+    if device == "tensorrt":
+        providers.append((_PROVIDERS["cuda"], {}))
+    # Without enable_fallback=0 it would try again with other providers and print about it.
+    session = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
+    left_out = [name for name, _ in providers if name not in session.get_providers()]
+    if left_out:
+        raise ProviderError(
+            f"device {device!r} cannot be used here: onnxruntime left out {', '.join(left_out)}; "
+            f"{_NEEDS[device]}"
+        )
     return session
 
 
+def require_device(device: Device) -> None:
+    """Raise ProviderError that names what to install where the device cannot be used."""
+    refuse_two_installations()
+    if _PROVIDERS[device] not in ort.get_available_providers():
+        raise ProviderError(_missing(device))
+    if device != "cpu":
+        load_libraries(device)
+
+
+def load_libraries(device: Device) -> None:
+    """Load what the device's provider needs. Raises ProviderError that names what is not there.
+
+    onnxruntime itself would only log what it could not load, and go on without the provider.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):  # which it says what it has not found on
+        ort.preload_dlls()
+    folder = Path(ort.__file__).parent / "capi"
+    for name in ("shared", *(("cuda", "tensorrt") if device == "tensorrt" else ("cuda",))):
+        try:
+            ctypes.CDLL(str(folder / f"libonnxruntime_providers_{name}.so"), ctypes.RTLD_GLOBAL)
+        except OSError as exc:
+            library = Path(str(exc).partition(":")[0]).name
+            raise ProviderError(
+                f"device {device!r} needs {library}, which cannot be loaded here; {_NEEDS[device]}"
+            ) from exc
+
+
 def _missing(device: Device) -> str:
-    needs: dict[Device, str] = {
-        "cpu": "install it with `pip install 'ortolan[cpu]'`",
-        "cuda": "install `ortolan[gpu]` in place of `ortolan[cpu]`, and CUDA 12 with cuDNN 9",
-        "tensorrt": "install `ortolan[gpu]` in place of `ortolan[cpu]`, and TensorRT 10",
-    }
     available = ", ".join(ort.get_available_providers())
-    return f"device {device!r} is not available here (there are: {available}); {needs[device]}"
+    return f"device {device!r} is not available here (there are: {available}); {_NEEDS[device]}"
 
 
-def _refuse_two_installations() -> None:
+def refuse_two_installations() -> None:
     """Raise ProviderError when onnxruntime and onnxruntime-gpu overwrote each other's files."""
     if _is_installed("onnxruntime") and _is_installed("onnxruntime-gpu"):
         raise ProviderError(

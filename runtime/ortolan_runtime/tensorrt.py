@@ -8,14 +8,33 @@ are kept on disk. Option names: ONNX Runtime's documentation of the TensorRT exe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ortolan_runtime.bundle import EnginePlan, Manifest, ShapeProfile
+from ortolan_runtime.bundle import EnginePlan, Manifest, ShapeProfile, cache_directory
+from ortolan_runtime.errors import InvalidParameter
 
 Shape = tuple[int, ...]
 
 _ENDS = ("min", "opt", "max")  # as the options call the least, the usual and the greatest
+
+
+def engine_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder in which engines and timings are kept."""
+    return cache_directory(environ) / "tensorrt"
+
+
+def check_steps(plan: EnginePlan, *, rows: int, chunk: int) -> None:
+    """Raise InvalidParameter where decoding so many rows, or so long a chunk, fits no profile."""
+    for field, asked, sizes, flag in (
+        ("slots", rows, [profile.rows for profile in plan.profiles], "--engine-rows"),
+        ("prefill_chunk", chunk, [profile.tokens for profile in plan.profiles], "--engine-chunk"),
+    ):
+        most = max(greatest for _, _, greatest in sizes)
+        if asked > most:
+            raise InvalidParameter(
+                field, f"must be <= {most}, the bundle's engines (`ortolan export {flag}`)", asked
+            )
 
 
 def tensorrt_options(manifest: Manifest, plan: EnginePlan, cache: Path) -> dict[str, str]:

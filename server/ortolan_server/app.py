@@ -162,7 +162,7 @@ def _served(named: NamedEngine) -> Served:
         engine=engine,
         bridge=EngineBridge(engine, asyncio.get_running_loop()),
         facts=facts_of(engine, named.name),
-        fingerprint=fingerprint_of(engine.bundle.manifest, engine.liberties),
+        fingerprint=fingerprint_of(engine.bundle.manifest, engine.device, engine.liberties),
         is_named=named.name is not None,
     )
 

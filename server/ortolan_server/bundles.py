@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 
 from ortolan_runtime.bundle import MANIFEST_NAME, Bundle
-from ortolan_runtime.engine import EngineOptions, available_memory_bytes
-from ortolan_runtime.errors import BundleError
-from ortolan_runtime.providers import default_threads
+from ortolan_runtime.capacity import available_memory_bytes
+from ortolan_runtime.engine import EngineOptions
+from ortolan_runtime.errors import BundleError, InvalidParameter
+from ortolan_runtime.providers import choose_device, default_threads
 
 
 class NamedPath(msgspec.Struct, frozen=True):
@@ -35,10 +36,16 @@ def named_paths(words: Sequence[str]) -> list[NamedPath]:
 def shared_options(bundles: Sequence[Bundle], options: EngineOptions) -> list[EngineOptions]:
     """Return what each engine of ``bundles`` may use, of ``options`` for all of them together.
 
-    One bundle alone has everything. Threads that are asked for are each engine's own.
+    One bundle alone has everything. Threads that are asked for are each engine's own. Raises
+    BundleError, and InvalidParameter where the memory must be told.
     """
     if len(bundles) == 1:
         return [options]
+    devices = {choose_device(bundle.manifest, options.device) for bundle in bundles}
+    if devices != {"cpu"} and options.kv_memory_bytes is None:
+        raise InvalidParameter(
+            "kv_memory", "must be given (--kv-memory) where several bundles share a GPU", None
+        )
     memory = options.kv_memory_bytes or available_memory_bytes() // 2
     wanted = [
         options.slots * b.manifest.context_length * b.manifest.kv_bytes_per_token for b in bundles

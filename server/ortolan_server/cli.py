@@ -111,4 +111,4 @@ def _run_none(argv: Sequence[str]) -> int:
 
 
 def _list_of_commands() -> str:
-    return "".join(f"  {command.name:<12}{command.summary}\n" for command in COMMANDS)
+    return "".join(f"  {command.name:<14}{command.summary}\n" for command in COMMANDS)

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from typing import Protocol
 
-from ortolan_runtime.bundle import Bundle, Manifest
+from ortolan_runtime.bundle import Bundle, Device, Manifest
 from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
@@ -22,6 +22,7 @@ class Loaded(Protocol):
     bundle: Bundle
     tokenizer: Tokenizer
     context_length: int
+    device: Device
     liberties: tuple[str, ...]
 
 
@@ -55,11 +56,12 @@ def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
         return None
 
 
-def fingerprint_of(manifest: Manifest, liberties: tuple[str, ...]) -> str:
-    """Return a name for what decides the output: the weights, their precision, the version.
+def fingerprint_of(manifest: Manifest, device: Device, liberties: tuple[str, ...]) -> str:
+    """Return a name for what decides the output: weights, precision, device, version.
 
     It ends with what the engine was allowed that makes bits depend on company.
     """
-    parts = f"{manifest.source_digest} {manifest.precision} {__version__}"
+    made = f"{manifest.source_digest} {manifest.precision} {manifest.target}"
+    parts = f"{made} {device} {__version__}"
     digest = hashlib.sha256(parts.encode()).hexdigest()[:10]
     return "-".join((f"fp_{digest}", *liberties))

@@ -143,6 +143,7 @@ def test_the_json_of_ortolan_bench_is_read() -> None:
     figures = Figures(
         bundle="b",
         precision="int8",
+        device="cpu",
         threads=2,
         load_s=1.0,
         prompt_tokens=512,

@@ -17,6 +17,7 @@ from ortolan_runtime.bundle import open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.events import Ending, Event, TokenScore
 from ortolan_runtime.kvcache import KVCache
+from ortolan_runtime.kvmemory import Allocate
 from ortolan_runtime.logits import Ids, Output
 from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
@@ -97,8 +98,9 @@ class Sink:
 
 @contextmanager
 def engine_on(bundle: Path, **options: Any) -> Iterator[Engine]:
-    """Give an engine on one thread, unless told otherwise."""
-    with Engine.start(open_bundle(bundle), EngineOptions(**{"threads": 1, **options})) as engine:
+    """Give an engine on one thread of the CPU, unless told otherwise."""
+    usual = {"threads": 1, "device": "cpu"}
+    with Engine.start(open_bundle(bundle), EngineOptions(**{**usual, **options})) as engine:
         yield engine
 
 
@@ -205,11 +207,19 @@ def engine_around(
     prefill_chunk: int = 256,
     queue_limit: int = 1024,
     kind: type[Engine] = Engine,
+    allocate: Allocate | None = None,
 ) -> Iterator[tuple[Engine, Any]]:
     """Give an engine whose model is ``wrap``'s, and that model."""
     opened = open_bundle(bundle)
     manifest = opened.manifest
-    model = Model(opened, rows=2 * slots, length=manifest.context_length, threads=1)
+    model = Model(
+        opened,
+        rows=2 * slots,
+        length=manifest.context_length,
+        threads=1,
+        device="cpu",
+        allocate=allocate,
+    )
     wrapped = wrap(model)
     cache = KVCache(model, rows=2 * slots, budget_tokens=slots * manifest.context_length)
     scheduler = Scheduler(cache, slots=slots, prefill_chunk=prefill_chunk, scoring_chunk=64)

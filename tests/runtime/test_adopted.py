@@ -15,6 +15,7 @@ from ortolan_export.adopt import adopt
 from ortolan_runtime.bundle import Bundle, Padding, open_bundle
 from ortolan_runtime.errors import BundleError
 from ortolan_runtime.model import Model
+from ortolan_runtime.providers import choose_device
 
 PADDINGS: list[Padding] = ["right", "left", "none"]
 PROMPT = np.array([40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50])
@@ -181,5 +182,6 @@ def test_the_last_place_of_the_context_can_be_written(bundle: Bundle) -> None:
 
 
 def test_another_device_is_refused_with_the_way_out(bundle: Bundle) -> None:
-    with pytest.raises(BundleError, match=r"device must be cpu .* 'cuda'; export .* natively"):
-        Model(bundle, rows=2, length=16, threads=1, device="cuda")
+    refusal = "device must be one of cpu for .*, got cuda; make another with `ortolan export --for"
+    with pytest.raises(BundleError, match=refusal):
+        choose_device(bundle.manifest, "cuda")

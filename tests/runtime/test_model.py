@@ -117,7 +117,7 @@ def test_a_swap_leaves_the_shorter_row_no_memory_of_the_longer_one(large: KVBuff
 
 
 def model_of(bundle: Path, rows: int = 4) -> Model:
-    return Model(open_bundle(bundle), rows=rows, length=128, threads=1)
+    return Model(open_bundle(bundle), rows=rows, length=128, threads=1, device="cpu")
 
 
 @pytest.fixture(params=["int8", "fp32", "fp16 for cuda", "fp32 for tensorrt"])

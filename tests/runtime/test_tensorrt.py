@@ -12,7 +12,11 @@ import onnxruntime
 import pytest
 
 from ortolan_runtime.bundle import EnginePlan, Manifest, open_bundle
-from ortolan_runtime.tensorrt import tensorrt_options
+from ortolan_runtime.engine import EngineOptions
+from ortolan_runtime.enginebuild import run_profiles
+from ortolan_runtime.errors import InvalidParameter
+from ortolan_runtime.model import Model
+from ortolan_runtime.tensorrt import check_steps, tensorrt_options
 
 PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 
@@ -96,3 +100,32 @@ def test_fp16_is_allowed_where_the_bundle_is_fp16(
     manifest: Manifest, fp16: bool, enabled: str
 ) -> None:
     assert options_of(manifest, fp16=fp16)["trt_fp16_enable"] == enabled
+
+
+def test_the_steps_of_an_engine_fit_the_plan_of_a_bundle_by_default(manifest: Manifest) -> None:
+    assert manifest.engines is not None
+    usual = EngineOptions()
+    check_steps(manifest.engines, rows=usual.slots, chunk=usual.prefill_chunk)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ({"rows": 17, "chunk": 256}, "`slots` must be <= 16, .*--engine-rows.*, got 17"),
+        ({"rows": 1, "chunk": 257}, "`prefill_chunk` must be <= 256, .*--engine-chunk.*, got 257"),
+    ],
+)
+def test_steps_that_no_engine_was_planned_for_are_refused(
+    steps: dict[str, int], message: str, manifest: Manifest
+) -> None:
+    assert manifest.engines is not None
+    with pytest.raises(InvalidParameter, match=message):
+        check_steps(manifest.engines, **steps)
+
+
+def test_engines_are_built_by_a_step_of_each_profile(glass_bundle_tensorrt: Path) -> None:
+    bundle = open_bundle(glass_bundle_tensorrt)
+    assert bundle.manifest.engines is not None
+    model = Model(bundle, rows=2, length=128, threads=1, device="cpu")
+    run_profiles(model, bundle.manifest.engines)
+    assert model.binding_count == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ortolan_runtime.engine import EngineOptions
-from ortolan_runtime.errors import BundleError
+from ortolan_runtime.errors import BundleError, InvalidParameter
 from ortolan_server.bundles import NamedPath, named_paths, shared_options, shares
 
 
@@ -65,10 +65,30 @@ def test_what_one_cannot_use_the_others_have(
     assert shares(total, wanted) == given
 
 
+def small_bundle(*devices: str) -> Any:
+    """Return what is asked of a bundle whose context takes 1000 bytes."""
+    manifest = SimpleNamespace(
+        name="small",
+        target=devices[0],
+        devices=devices,
+        context_length=100,
+        kv_bytes_per_token=10,
+    )
+    return SimpleNamespace(manifest=manifest)
+
+
+def test_bundles_that_share_a_gpu_want_their_memory_told() -> None:
+    """What is free there is nothing that the CPU's share says."""
+    both = [small_bundle("cuda", "cpu"), small_bundle("cpu")]
+    with pytest.raises(InvalidParameter, match="`kv_memory` must be given"):
+        shared_options(both, EngineOptions())
+    assert len(shared_options(both, EngineOptions(kv_memory_bytes=1000))) == 2
+    assert len(shared_options(both, EngineOptions(device="cpu"))) == 2
+
+
 def test_one_bundle_has_the_machine_and_several_share_it() -> None:
     """Threads that were asked for are each engine's."""
-    manifest = SimpleNamespace(context_length=100, kv_bytes_per_token=10)
-    bundle: Any = SimpleNamespace(manifest=manifest)
+    bundle = small_bundle("cpu")
     options = EngineOptions(slots=4, kv_memory_bytes=6000, threads=3)
     assert shared_options([bundle], options) == [options]
     both = shared_options([bundle, bundle], options)

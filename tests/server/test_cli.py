@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from ortolan_runtime.version import __version__
 from ortolan_server.cli import main
 from ortolan_server.commands.options import parse_size
 from ortolan_server.commands.registry import COMMANDS
+
+HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 def ortolan(*arguments: str | Path, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -136,6 +139,28 @@ def test_a_request_that_is_out_of_range_is_one_line(glass_bundle: Path, tmp_path
         "complete", "The", "--bundle", glass_bundle, "--temperature", "-1", cache=tmp_path
     )
     assert_one_clear_line(result, "temperature", "-1")
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="this onnxruntime has CUDA")
+def test_engines_without_tensorrt_are_one_line(glass_bundle_tensorrt: Path, tmp_path: Path) -> None:
+    result = ortolan("engine-build", glass_bundle_tensorrt, cache=tmp_path)
+    assert_one_clear_line(result, "'tensorrt' is not available here", "tensorrt-cu13")
+
+
+def test_engines_of_another_bundle_are_one_line(glass_bundle: Path, tmp_path: Path) -> None:
+    result = ortolan("engine-build", glass_bundle, cache=tmp_path)
+    assert_one_clear_line(result, "must be made for tensorrt, got cpu", "--for tensorrt")
+
+
+def test_a_bundle_for_a_gpu_completes_on_the_cpu_where_asked_to(
+    glass_bundle_cuda: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["complete", "The", "--bundle", str(glass_bundle_cuda), "--max-tokens", "4"]
+    assert main([*arguments, "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out) > 1
+    if not HAS_CUDA:
+        assert main(arguments) == 1
+        assert "device 'cuda' is not available here" in capsys.readouterr().err
 
 
 def test_offline_without_the_model_says_what_to_do_by_hand(tmp_path: Path) -> None:

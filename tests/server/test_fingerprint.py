@@ -23,7 +23,13 @@ def test_the_fingerprint_names_each_liberty(
     glass_bundle: Path, options: EngineOptions, end: str
 ) -> None:
     manifest = open_bundle(glass_bundle).manifest
-    assert fingerprint_of(manifest, options.liberties) == fingerprint_of(manifest, ()) + end
+    plain = fingerprint_of(manifest, "cpu", ())
+    assert fingerprint_of(manifest, "cpu", options.liberties) == plain + end
+
+
+def test_another_device_has_another_fingerprint(glass_bundle_cuda: Path) -> None:
+    manifest = open_bundle(glass_bundle_cuda).manifest
+    assert fingerprint_of(manifest, "cpu", ()) != fingerprint_of(manifest, "cuda", ())
 
 
 def test_an_engine_knows_its_liberties(glass_bundle: Path) -> None:

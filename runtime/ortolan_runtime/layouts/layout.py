@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.kvmemory import KVMemory
 from ortolan_runtime.logits import Ids, Lengths, Output
 
 
@@ -15,7 +15,7 @@ class Layout(Protocol):
     """
 
     @property
-    def buffers(self) -> KVBuffers:
+    def buffers(self) -> KVMemory:
         """Return the memory of the rows, those of the layout itself included."""
 
     @property

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from ortolan_runtime.bundle import Manifest, MaskedGraph
 from ortolan_runtime.kvbuffers import Array
+from ortolan_runtime.kvmemory import View
 from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
 
 # The mask of a step in place grows by this many tokens at once, so that it is seldom bound anew.
@@ -54,7 +55,7 @@ class MaskedBinding:
     """
 
     def __init__(
-        self, session: ort.InferenceSession, manifest: Manifest, views: Sequence[Array]
+        self, session: ort.InferenceSession, manifest: Manifest, views: Sequence[View]
     ) -> None:
         self._io = session.io_binding()
         self._inputs = _Inputs(session, manifest)
@@ -63,7 +64,7 @@ class MaskedBinding:
         self._logits_shape: tuple[int, ...] = ()
         self._io.bind_output(self._inputs.graph.logits, "cpu")  # the first one
         for (past, present), view in zip(_cache_names(manifest), views, strict=True):
-            place = ("cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
+            place = (view.device, 0, view.element, view.shape, view.address)
             self._io.bind_input(past, *place)
             self._io.bind_output(present, *place)
 

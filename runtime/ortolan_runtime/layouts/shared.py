@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from ortolan_runtime.bundle import Manifest
-from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.kvmemory import Allocate, KVMemory, View
 from ortolan_runtime.layouts.masked import MaskedBinding
 from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
 
@@ -36,10 +36,14 @@ class SharedLayout:
         rows: int,
         length: int,
         needs_spare: bool,
+        allocate: Allocate,
     ) -> None:
         self._spare = 1 if needs_spare else 0
+        # An attention over all of a static row multiplies what it masks by 0. So what a sequence
+        # that overflowed has left there must go, once there was one, before the row is used again.
+        self._is_static, self._clears = manifest.kv_layout == "static", False
         buffer_length = manifest.cache_length(length)
-        self.buffers = KVBuffers(manifest, rows=rows + self._spare, length=buffer_length)
+        self.buffers = allocate(manifest, rows=rows + self._spare, length=buffer_length)
         self._decoding = _Graph(decoding, manifest, self.buffers)
         self._prefilling = self._decoding
         if prefilling is not None:
@@ -50,19 +54,22 @@ class SharedLayout:
 
         ``positions`` count from the first of ``tokens``, int64 ``[r]``.
         """
+        if self._clears:
+            self.buffers.clear(row + self._spare, past)
         wanted = positions
         if self._spare and len(positions) == 1:
             wanted = np.repeat(positions, 2)  # the head must not see a single row either
         first, count = row + self._spare, len(positions)
         output = self._prefilling.run(first, tokens[None, :], np.array([past], np.int32), wanted)
-        return Output(output.logits[:count], output.logsumexp[:count])
+        return self._seen(Output(output.logits[:count], output.logsumexp[:count]))
 
     def verify(self, tokens: Ids, past: int) -> Output:
         """Run int64 ``[n]`` tokens of the first row as decode steps would; logits at each."""
         past_lengths = np.array([past], np.int32)
-        return self._decoding.run(
+        output = self._decoding.run(
             self._spare, tokens[None, :], past_lengths, np.arange(len(tokens))
         )
+        return self._seen(output)
 
     def decode(self, tokens: Ids, past: Lengths) -> Output:
         """Run one token of each of the first rows; ``tokens`` int64, ``past`` int32 ``[n]``."""
@@ -70,8 +77,9 @@ class SharedLayout:
         if self._spare and count == 1:
             twice, lengths = np.repeat(tokens, 2)[:, None], np.append(np.int32(0), past)
             both = self._decoding.run(0, twice, lengths, np.arange(2))
-            return Output(both.logits[1:], both.logsumexp[1:])
-        return self._decoding.run(self._spare, tokens[:, None], past, np.arange(count))
+            return self._seen(Output(both.logits[1:], both.logsumexp[1:]))
+        output = self._decoding.run(self._spare, tokens[:, None], past, np.arange(count))
+        return self._seen(output)
 
     @property
     def binding_count(self) -> int:
@@ -82,22 +90,33 @@ class SharedLayout:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of row ``source`` to row ``target``."""
         self.buffers.copy(source + self._spare, target + self._spare, length)
+        if self._clears:
+            self.buffers.clear(target + self._spare, length)
 
     def swap(self, one: int, one_length: int, other: int, other_length: int) -> None:
         """Exchange two rows of which that many tokens are in use."""
         spare = self._spare
         self.buffers.swap(one + spare, one_length, other + spare, other_length)
+        if self._clears:
+            self.buffers.clear(one + spare, other_length)
+            self.buffers.clear(other + spare, one_length)
 
     def release(self, row: int, length: int) -> None:
         """Give back the memory of one row beyond its first ``length`` tokens."""
         self.buffers.release(row + self._spare, length)
+
+    def _seen(self, output: Output) -> Output:
+        """Return a step's output, after a look for values that are no numbers."""
+        if self._is_static and not np.isfinite(output.logsumexp).all():
+            self._clears = True
+        return output
 
 
 class _Graph:
     """One session over the KV buffers, with a binding for each view of them."""
 
     def __init__(
-        self, session: ort.InferenceSession, manifest: Manifest, buffers: KVBuffers
+        self, session: ort.InferenceSession, manifest: Manifest, buffers: KVMemory
     ) -> None:
         self._session = session
         self._manifest = manifest
@@ -119,7 +138,7 @@ class _Graph:
 
     def _bind(self, first_row: int, rows: int) -> _Binding | MaskedBinding:
         # Made once for each view of the buffers: onnxruntime leaks what is bound anew every step.
-        views = [array[first_row : first_row + rows] for array in self._buffers.arrays]
+        views = self._buffers.views(first_row, rows)
         kind = _Binding if self._manifest.masked_graph is None else MaskedBinding
         binding = kind(self._session, self._manifest, views)
         self.bindings[first_row, rows] = binding
@@ -127,10 +146,13 @@ class _Graph:
 
 
 class _Binding:
-    """One view of the KV buffers, bound as past and present, with a step's small arrays."""
+    """One view of the KV buffers, bound as past and present, with a step's small arrays.
+
+    The small arrays and the logits lie in the CPU's memory, wherever the KV cache is.
+    """
 
     def __init__(
-        self, session: ort.InferenceSession, manifest: Manifest, views: Sequence[npt.NDArray[Any]]
+        self, session: ort.InferenceSession, manifest: Manifest, views: Sequence[View]
     ) -> None:
         self._io = session.io_binding()
         self._graph = manifest.graph
@@ -138,8 +160,9 @@ class _Binding:
         self._shape: tuple[int, ...] = ()
         names = [(layer, kind) for layer in range(manifest.layers) for kind in ("key", "value")]
         for (layer, kind), view in zip(names, views, strict=True):
-            self._bind_input(self._graph.past.format(layer=layer, kind=kind), view)
-            self._bind_output(self._graph.present.format(layer=layer, kind=kind), view)
+            place = (view.device, 0, view.element, view.shape, view.address)
+            self._io.bind_input(self._graph.past.format(layer=layer, kind=kind), *place)
+            self._io.bind_output(self._graph.present.format(layer=layer, kind=kind), *place)
 
     def run(self, session: ort.InferenceSession, ids: Ids, past: Lengths, positions: Ids) -> Output:
         rows, count = ids.shape

@@ -80,7 +80,7 @@ class Answerer:
     ) -> None:
         self._engine = engine
         self._facts = facts_of(engine, name)
-        self._fingerprint = fingerprint_of(engine.bundle.manifest, engine.liberties)
+        self._fingerprint = fingerprint_of(engine.bundle.manifest, engine.device, engine.liberties)
         self._limits = limits
         self._tables = {path: dialect.table(is_strict=False) for path, dialect in DIALECTS.items()}
         # One sequence waits for each that runs, so that no slot is ever free for long.

@@ -11,6 +11,7 @@ import msgspec
 
 from ortolan_runtime.bench import BenchOptions, as_table, measure
 from ortolan_server.commands.options import (
+    add_device,
     add_source_options,
     add_speculate,
     add_threads,
@@ -32,6 +33,7 @@ _COUNTS = (
 _FIELDS = (
     "batches",
     *(name for name, _ in _COUNTS),
+    "device",
     "threads",
     "temperature",
     "top_p",
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{meaning} (default: %(default)s)",
         )
+    add_device(parser)
     add_threads(parser)
     add("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     add("--top-p", type=float, default=1.0, help="probability mass kept (default: %(default)s)")

@@ -9,7 +9,12 @@ import sys
 from pathlib import Path
 
 from ortolan_runtime.engine import EngineOptions
-from ortolan_server.commands.options import add_source_options, add_threads, open_engine
+from ortolan_server.commands.options import (
+    add_device,
+    add_source_options,
+    add_threads,
+    open_engine,
+)
 from ortolan_server.terminal import fail
 
 EXAMPLES = """\
@@ -31,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, default=0, help="tokens kept, 0 is all (default: %(default)s)")
     add("--seed", type=int, help="the same seed gives the same text (default: random)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    add_device(parser)
     add_threads(parser)
     add_source_options(parser)
 
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the completion to stdout as it comes. Raises OrtolanError."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    options = EngineOptions(slots=1, threads=arguments.threads)
+    options = EngineOptions(slots=1, threads=arguments.threads, device=arguments.device)
     with open_engine(arguments, options) as engine:
         fields = {name: getattr(arguments, name) for name in _FIELDS}
         seed = int.from_bytes(os.urandom(7)) if arguments.seed is None else arguments.seed

@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 from pathlib import Path
+from typing import get_args
 
-from ortolan_runtime.bundle import cache_directory
+from ortolan_runtime.bundle import Device, cache_directory
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_server.default_model import default_bundle
 from ortolan_server.terminal import say
@@ -40,6 +41,15 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     """Add ``--threads``."""
     parser.add_argument(
         "--threads", type=int, help="threads of the session (default: the cores at hand)"
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``."""
+    parser.add_argument(
+        "--device",
+        choices=get_args(Device),
+        help="where to compute (default: the device that the bundle was made for)",
     )
 
 
@@ -83,7 +93,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="bound on the KV cache, as 2GiB (default: every slot at full context, "
         "at most half of the free memory)",
     )
-    add("--device", choices=("cpu", "cuda", "tensorrt"), default=defaults.device)
+    add_device(parser)
     add("--spin", action="store_true", help="let idle threads busy-wait; for cores of one's own")
     add_speculate(parser)
     add(

@@ -48,6 +48,12 @@ COMMANDS = (
     Command("serve", "serve bundles over HTTP", "ortolan_server.commands.serve", "cpu", True),
     Command("complete", "complete a text here", "ortolan_server.commands.complete", "cpu"),
     Command("batch", "answer a file of requests", "ortolan_server.commands.batch", "cpu"),
+    Command(
+        "engine-build",
+        "build TensorRT's engines of a bundle ahead",
+        "ortolan_server.commands.engine_build",
+        "gpu",
+    ),
     Command("bench", "measure a bundle here", "ortolan_server.commands.bench", "cpu"),
     Command(
         "export",
