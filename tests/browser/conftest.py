@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from driving import Tab
+from driving import KEY, OpenTab, Tab
 
 from scripted import by_token, byte_level_tokenizer, readable, write_bundle
 from serving import Server, serving
-
-KEY = "sk-browser"
-
-OpenTab = Callable[..., Tab]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from serving import Server, wait_until
+
+KEY = "sk-browser"  # of the server that wants one
 
 _WAIT_S = 20.0
 
@@ -97,3 +100,6 @@ class Tab:
         """Return what went wrong by the browser's log, but for what is expected."""
         messages = [entry["message"] for entry in self.browser.get_log("browser")]
         return [m for m in messages if not any(words in m for words in self._expected)]
+
+
+OpenTab = Callable[..., Tab]

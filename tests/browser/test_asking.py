@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from driving import OpenTab
 
-from conftest import OpenTab
 from ortolan_server.dialects.registry import DIALECTS
 from serving import Server
 

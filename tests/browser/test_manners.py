@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from driving import Tab
+from driving import KEY, OpenTab, Tab
 
-from conftest import KEY, OpenTab
 from serving import Server, wait_until
 
 FOCUSED = "return document.activeElement.id || document.activeElement.className"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driving import Tab
+from driving import OpenTab, Tab
 
-from conftest import OpenTab
 from serving import Server
 
 
