@@ -150,10 +150,11 @@ class Probe:
         from ortolan_runtime.layouts.concat import ConcatLayout
         from ortolan_runtime.layouts.shared import SharedLayout
 
-        sizes = {"rows": 2, "length": self._room}
         if manifest.kv_layout == "concat":
-            return ConcatLayout(self._session, manifest, relaxed=True, **sizes)
-        return SharedLayout(self._session, None, manifest, needs_spare=False, **sizes)
+            return ConcatLayout(self._session, manifest, relaxed=True, rows=2, length=self._room)
+        return SharedLayout(
+            self._session, None, manifest, needs_spare=False, rows=2, length=self._room
+        )
 
 
 def _difference(one: Float32, other: Float32) -> float:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.kvbuffers import KVBuffers
 from ortolan_runtime.kvmemory import Allocate, KVMemory, View
 from ortolan_runtime.layouts.masked import MaskedBinding
 from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
@@ -36,7 +37,7 @@ class SharedLayout:
         rows: int,
         length: int,
         needs_spare: bool,
-        allocate: Allocate,
+        allocate: Allocate = KVBuffers,
     ) -> None:
         self._spare = 1 if needs_spare else 0
         # An attention over all of a static row multiplies what it masks by 0. So what a sequence
