@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ import numpy as np
 
 from ortolan_runtime.bundle import Device
 from ortolan_runtime.engine import Engine, EngineOptions
-from ortolan_runtime.errors import InvalidParameter
+from ortolan_runtime.errors import BundleError, InvalidParameter
 from ortolan_runtime.events import Event
 from ortolan_runtime.params import GenerationRequest, SamplingParams
 from ortolan_runtime.sinks import CollectingSink
@@ -68,9 +68,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_mb: float
 
 
-def measure(path: Path, options: BenchOptions) -> Figures:
+Report = Callable[[int, int, str], None]
+
+
+def measure(path: Path, options: BenchOptions, report: Report | None = None) -> Figures:
     """Return the figures of the bundle at ``path``.
 
+    ``report`` hears how many runs are done, of how many, and what the last one was.
     Raises BundleError, and InvalidParameter when the context is too short for what was asked.
     """
     started = time.perf_counter()
@@ -84,7 +88,7 @@ def measure(path: Path, options: BenchOptions) -> Figures:
     with Engine.open(path, engine_options) as engine:
         load_s = time.perf_counter() - started
         _check_room(engine, options)
-        bench = _Bench(engine, options)
+        bench = _Bench(engine, options, report)
         bench.prefill()  # the first runs also allocate
         first_token_s = [bench.prefill() for _ in range(options.repetitions)]
         decode = tuple(bench.decode(batch) for batch in options.batches)
@@ -125,16 +129,20 @@ def as_table(figures: Figures) -> str:
 class _Bench:
     """One engine under measurement. Prompts are random and never repeat, so nothing is reused."""
 
-    def __init__(self, engine: Engine, options: BenchOptions) -> None:
+    def __init__(self, engine: Engine, options: BenchOptions, report: Report | None) -> None:
         self._engine = engine
         self._options = options
+        self._report = report
+        self._runs = 0
         self._random = np.random.default_rng(0)
 
     def prefill(self) -> float:
         """Return the seconds from a long prompt to its first token."""
         started = time.perf_counter()
         self._run([self._request(self._options.prompt_tokens, 1)])
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._tell("prefill")
+        return seconds
 
     def decode(self, batch: int) -> DecodeFigures:
         """Return what decoding ``batch`` sequences at once gives."""
@@ -157,11 +165,19 @@ class _Bench:
         before = _snapshot(self._engine)
         self._run(requests)
         after = _snapshot(self._engine)
+        self._tell(f"batch {batch}")
         return (
             after.decode_steps - before.decode_steps,
             after.decode_s - before.decode_s,
             after.decode_model_s - before.decode_model_s,
         )
+
+    def _tell(self, what: str) -> None:
+        self._runs += 1
+        if self._report is not None:
+            options = self._options
+            runs = 1 + options.repetitions * (1 + len(options.batches))
+            self._report(self._runs, runs, what)
 
     def _tokens_per_s(self, batch: int, steps: int, seconds: float) -> float:
         # The first token of each comes from its prefill, the others from decode steps.
@@ -184,7 +200,7 @@ class _Bench:
         ids = self._engine.submit_all(requests, sink)
         for event in _until_ended(sink, len(ids)):
             if event.ending is not None and event.ending.error is not None:
-                raise RuntimeError(f"a request failed: {event.ending.error}")
+                raise BundleError(f"the bundle failed under load: {event.ending.error}")
 
 
 def _until_ended(sink: CollectingSink, count: int) -> Iterator[Event]:

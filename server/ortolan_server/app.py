@@ -130,9 +130,8 @@ def create_app(
         *_process_routes(models, metrics, lifecycle, settings),
         *_page_routes(page),
     ]
-    limits = RateLimits(
-        Router(routes, redirect_slashes=False), (dialect.path for dialect in dialects)
-    )
+    router = Router(routes, redirect_slashes=False)
+    limits = RateLimits(router, {dialect.path: dialect.name for dialect in dialects}, observer)
     for listener in (metrics.count, log_completion, limits.charge):
         observer.listen(listener)
     if usage_log is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ortolan_server.errors import RATE_LIMIT, ApiError
 from ortolan_server.keys import Key, KeyLimits
-from ortolan_server.observation import UsageRecord
+from ortolan_server.observation import Observer, UsageRecord
 
 Timer = Callable[[], float]
 
@@ -57,27 +57,40 @@ class _Account:
 
 
 class RateLimits:
-    """Passes completion requests within the limits of their key; others end with an ApiError."""
+    """Passes completion requests within the limits of their key; others end with an ApiError.
+
+    ``dialects`` are the names of the dialects by their paths.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
-        paths: Iterable[str],
+        dialects: Mapping[str, str],
+        observer: Observer,
         timer: Timer = time.monotonic,
     ) -> None:
         self._app = app
-        self._paths = frozenset(paths)
+        self._dialects = dialects
+        self._observer = observer
         self._timer = timer
         self._accounts: dict[str, _Account] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Raises ApiError."""
         key: Key | None = scope["state"].get("key")
-        if key is None or scope["path"].rstrip("/") not in self._paths:
+        dialect = self._dialects.get(scope["path"].rstrip("/"))
+        if key is None or dialect is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         account = self._account(key)
-        self._admit(account)
+        try:
+            self._admit(account)
+        except ApiError:
+            # It never comes to where requests are observed, and has its record all the same.
+            id = scope["state"]["request_id"]
+            observation = self._observer.begin(request_id=id, key_id=key.id, dialect=dialect)
+            with observation.answering():
+                raise
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from figures import figures, running
-from ortolan_server.keys import add_key
+from ortolan_server.keys import KeyLimits, add_key
 from ortolan_server.observation import UsageRecord
 from serving import Server, serving, wait_until
 from sockets import completion, connect
@@ -22,9 +22,10 @@ def records(path: Path) -> list[UsageRecord]:
 
 
 def test_each_ending_has_its_record(babbling_bundle: Path, tmp_path: Path) -> None:
-    """Whole, streamed, refused, abandoned, ended with the server."""
+    """Whole, streamed, refused for what it says or beyond a limit, abandoned, ended at the end."""
     log, keys = tmp_path / "usage.jsonl", tmp_path / "keys.json"
     key, secret = add_key(keys, "a")
+    slow, slow_secret = add_key(keys, "b", limits=KeyLimits(requests_per_minute=1))
     bearer = {"authorization": f"Bearer {secret}"}
     with serving(
         babbling_bundle, usage_log=str(log), keys_file=str(keys), headers=bearer, grace_s=0.2
@@ -34,6 +35,10 @@ def test_each_ending_has_its_record(babbling_bundle: Path, tmp_path: Path) -> No
         server.refused(server.body("x", n=0))
         _abandon(server)
         wait_until(lambda: len(records(log)) == 4)
+        for status in (200, 429):
+            body = server.body("hello", max_tokens=1)
+            answer = server.post("/v1/completions", body, authorization=f"Bearer {slow_secret}")
+            assert answer.status_code == status
         raw = completion(max_tokens=60_000).replace(b"host:", _line(bearer) + b"host:")
         with connect(server) as connection:
             connection.sendall(raw)
@@ -41,16 +46,16 @@ def test_each_ending_has_its_record(babbling_bundle: Path, tmp_path: Path) -> No
             assert server.stop() == 0
     found = records(log)
     assert [one.ending for one in found] == [
-        "complete", "complete", "refused", "client_left", "failed",
+        "complete", "complete", "refused", "client_left", "complete", "refused", "failed",
     ]  # fmt: skip
-    assert [one.status for one in found] == [200, 200, 400, 200, 503]
+    assert [one.status for one in found] == [200, 200, 400, 200, 200, 429, 503]
     assert [one.delivered_tokens for one in found[:3]] == [10, 4, 0]
     assert [one.generated_tokens for one in found[:3]] == [10, 4, 0]
     assert found[3].generated_tokens >= found[3].delivered_tokens > 0
     assert found[3].finish_reasons == {"cancelled": 1}
     assert [one.prompt_tokens for one in found[:2]] == [1, 1]
-    assert {one.key_id for one in found} == {key.id}
-    assert len({one.request_id for one in found}) == 5
+    assert [one.key_id for one in found] == [key.id] * 4 + [slow.id] * 2 + [key.id]
+    assert len({one.request_id for one in found}) == 7
 
 
 def test_sums_are_the_engines_under_random_cancels(babbling_bundle: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,8 @@ from ortolan_server.observation import UsageRecord
 from scripted import by_token, byte_level_tokenizer, readable, write_bundle
 from serving import Server, serving, wait_until
 from sockets import completion, connect
+
+FAILING = Path(__file__).parents[1] / "server" / "serve_failing.py"
 
 
 def write_speaker(folder: Path, name: str, word: str, *, context_length: int = 256) -> Path:
@@ -210,6 +214,25 @@ def test_a_bundle_takes_the_place_that_is_named(two: Two) -> None:
     same = two.replace(bundle=str(two.hen), model="babbling")
     assert same.status_code == 400
     assert "served as hen already" in same.json()["error"]["message"]
+
+
+def test_an_engine_that_dies_ends_the_requests_of_all(two: Two, babbling_bundle: Path) -> None:
+    """Each with its error; the process ends with 70, to be started anew."""
+    owl = write_speaker(two.hen.parent / "long", "owl", "hoo", context_length=1 << 16)
+    command = [sys.executable, str(FAILING), f"{babbling_bundle}:{owl}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        body = {"prompt": "x", "max_tokens": 60_000, "temperature": 0, "stream": True}
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json={"model": "owl", **body}, timeout=30
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            httpx.post(f"{url}/v1/completions", json={"model": "babbling", **body}, timeout=30)
+            *_, last = [line for line in lines if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert process.wait(5) == 70
 
 
 def test_the_end_waits_for_every_model(two: Two) -> None:

@@ -55,7 +55,8 @@ def test_every_numeric_setting_is_in_the_page() -> None:
 
 def test_every_option_in_the_page_exists(capsys: pytest.CaptureFixture[str]) -> None:
     """Of serve or of keys add, or of the soak."""
-    known = help_of(["serve"], capsys) + help_of(["keys", "add"], capsys) + "--minutes"
+    soak = "--minutes --streams --clients"
+    known = help_of(["serve"], capsys) + help_of(["keys", "add"], capsys) + soak
     for option in set(re.findall(r"--[a-z-]+[a-z]", PAGE)):
         assert option in known, option
 

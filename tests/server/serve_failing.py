@@ -1,7 +1,7 @@
-"""Serves a bundle with an engine that fails: `serve_failing.py BUNDLE [WHERE]`.
+"""Serves bundles, the first with an engine that fails: `serve_failing.py BUNDLES [WHERE]`.
 
-Its thread dies at its tenth step, or with `submit` as WHERE each request meets a fault of our own.
-Pages of https://a.example may ask.
+BUNDLES are separated by colons. Its thread dies at its tenth step, or with `submit` as WHERE each
+request meets a fault of our own. Pages of https://a.example may ask.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ortolan_server.serve import run_server
 from ortolan_server.settings import ServerSettings
 
 
-def main(bundle: str, where: str = "step") -> int:
+def main(bundles: str, where: str = "step") -> int:
     """Serve until the engine dies or a signal; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    engine = Engine.open(bundle)
+    engines = [Engine.open(bundle) for bundle in bundles.split(":")]
+    engine = engines[0]
     real_step = engine._stepper.step
     steps = iter(range(10))
 
@@ -34,7 +35,7 @@ def main(bundle: str, where: str = "step") -> int:
     else:
         engine._stepper.step = step  # type: ignore[method-assign,assignment]
     settings = ServerSettings(port=0, cors_origins=("https://a.example",))
-    return run_server([NamedEngine(engine)], settings)
+    return run_server([NamedEngine(one) for one in engines], settings)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import socket
@@ -206,3 +208,50 @@ def test_a_reader_that_leaves_is_no_failure_to_tell() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+def in_a_terminal(*arguments: str | Path, cache: Path) -> tuple[int, str]:
+    """Run the command with a terminal for stderr; return its exit code and what was seen there."""
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "ortolan_server", *map(str, arguments)]
+    environment = {**os.environ, "ORTOLAN_CACHE": str(cache)}
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=follower, env=environment
+    ) as process:
+        os.close(follower)
+        seen = b""
+        with contextlib.suppress(OSError):  # EIO: the last writer has left
+            while block := os.read(leader, 1 << 12):
+                seen += block
+    os.close(leader)
+    return process.returncode, seen.decode()
+
+
+def test_a_terminal_sees_how_far_long_work_is(glass_bundle: Path, tmp_path: Path) -> None:
+    """The check of a bundle that is new here, and the lines of a batch."""
+    body = {"model": "glass", "prompt": "The", "max_tokens": 2}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(f"{json.dumps(line)}\n")
+    code, seen = in_a_terminal(
+        "batch",
+        tmp_path / "in.jsonl",
+        tmp_path / "out.jsonl",
+        "--bundle",
+        glass_bundle,
+        "--model-name",
+        "glass",
+        cache=tmp_path,
+    )
+    assert code == 0, seen
+    assert f"MiB of {glass_bundle.name} checked" in seen
+    assert "1/1, 0 failed" in seen
+
+
+def test_a_benchmark_tells_how_far_it_is(glass_bundle: Path, tmp_path: Path) -> None:
+    """Run by run."""
+    sizes = ["--prompt-tokens", "8", "--context-tokens", "4", "--decode-tokens", "2"]
+    code, seen = in_a_terminal(
+        "bench", glass_bundle, "--batches", "1", "--repetitions", "1", *sizes, cache=tmp_path
+    )
+    assert code == 0, seen
+    assert "3/3, batch 1" in seen

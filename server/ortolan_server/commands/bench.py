@@ -18,6 +18,7 @@ from ortolan_server.commands.options import (
     bundle_of,
     parse_numbers,
 )
+from ortolan_server.terminal import progress_line
 
 EXAMPLES = """\
   ortolan bench ./my-bundle
@@ -74,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the figures to stdout. Raises OrtolanError."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     options = BenchOptions(**{name: getattr(arguments, name) for name in _FIELDS})
-    figures = measure(bundle_of(arguments), options)
+    with progress_line() as show:
+        figures = measure(bundle_of(arguments), options, show)
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(figures)).decode() + "\n")
     else:

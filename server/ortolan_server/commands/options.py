@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from ortolan_runtime.bundle import Device, cache_directory
+from ortolan_runtime.bundle import Bundle, Device, cache_directory, open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_server.default_model import default_bundle
-from ortolan_server.terminal import say
+from ortolan_server.terminal import progress_line, say
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
@@ -131,4 +131,23 @@ def default_path(arguments: argparse.Namespace) -> Path:
 
 def open_engine(arguments: argparse.Namespace, options: EngineOptions) -> Engine:
     """Return an engine of the bundle that was named. Raises OrtolanError."""
-    return Engine.open(bundle_of(arguments), options, verify=arguments.verify)
+    return Engine.start(checked_bundle(bundle_of(arguments), verify=arguments.verify), options)
+
+
+def checked_bundle(path: Path, *, verify: bool) -> Bundle:
+    """Return the bundle at ``path``; a bar shows how far its digests are, which may take long.
+
+    ``verify`` checks them even if nothing changed. Raises BundleError.
+    """
+    size = sum(file.stat().st_size for file in path.glob("*") if file.is_file())
+    done = 0
+    with progress_line() as show:
+
+        def report(more: int) -> None:
+            nonlocal done
+            done += more
+            show(done >> 20, size >> 20, f"MiB of {path.name} checked")
+
+        return open_bundle(
+            path, cache=cache_directory(os.environ), always_verify=verify, progress=report
+        )

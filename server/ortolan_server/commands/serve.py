@@ -9,12 +9,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortolan_runtime.bundle import cache_directory, open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_server.bundles import NamedPath, named_paths, shared_options
 from ortolan_server.commands.options import (
     add_engine_options,
     add_source_options,
+    checked_bundle,
     default_path,
     engine_options_of,
 )
@@ -83,8 +83,7 @@ def _engines(arguments: argparse.Namespace) -> Iterator[list[NamedEngine]]:
     from ortolan_server.models import NamedEngine
 
     paths = named_paths(arguments.bundles) or [NamedPath(default_path(arguments))]
-    cache = cache_directory(os.environ)
-    bundles = [open_bundle(p.path, cache=cache, always_verify=arguments.verify) for p in paths]
+    bundles = [checked_bundle(named.path, verify=arguments.verify) for named in paths]
     options = engine_options_of(arguments, arguments.queue_limit)
     engines: list[Engine] = []
     try:
