@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ortolan_server.auth import Authentication, OwnNames
 from ortolan_server.bridge import EngineBridge
 from ortolan_server.completions import CompletionEndpoint, Service
 from ortolan_server.dialects.base import Dialect
-from ortolan_server.dialects.registry import served_dialects
+from ortolan_server.dialects.registry import dialect_finder, served_dialects
 from ortolan_server.edge import Errors, RequestIds
 from ortolan_server.facts import facts_of, fingerprint_of
 from ortolan_server.keys import KeyRing, key_file
@@ -284,7 +284,7 @@ def _admitting(
 
 def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSettings) -> ASGIApp:
     """Return ``app`` within the layers that answer for failures and to browsers."""
-    app = Errors(_Raising(app), _dialect_of(dialects))
+    app = Errors(_Raising(app), dialect_finder(dialects))
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -305,16 +305,3 @@ class _Raising:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self._app(scope, receive, send)
-
-
-def _dialect_of(dialects: tuple[Dialect, ...]) -> Callable[[str], Dialect]:
-    """Return a function that finds the dialect whose paths begin as a given one does."""
-    with_base = [dialect for dialect in dialects if dialect.base_path]
-    by_path = {dialect.path: dialect for dialect in dialects}
-
-    def find(path: str) -> Dialect:
-        exact = by_path.get(path.rstrip("/"))
-        under = (d for d in with_base if path.startswith(f"{d.base_path}/"))
-        return exact or next(under, dialects[0])
-
-    return find

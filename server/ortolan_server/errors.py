@@ -94,6 +94,17 @@ def unavailable(message: str) -> ApiError:
     )
 
 
+def overloaded() -> ApiError:
+    """Return the 429 of a full queue."""
+    return ApiError(
+        429,
+        "the queue is full; try again later",
+        type=RATE_LIMIT,
+        code="overloaded",
+        headers={"retry-after": _RETRY_AFTER_S},
+    )
+
+
 def internal(request_id: str) -> ApiError:
     """Return the 500 for anything unforeseen; only the log says more."""
     return ApiError(500, f"the server failed on this request; its id is {request_id}", type=SERVER)
@@ -106,13 +117,7 @@ def from_runtime(error: OrtolanError) -> ApiError:
     if isinstance(error, InvalidParameter):
         return invalid_value(error.field, str(error))
     if isinstance(error, EngineBusy):
-        return ApiError(
-            429,
-            "the queue is full; try again later",
-            type=RATE_LIMIT,
-            code="overloaded",
-            headers={"retry-after": _RETRY_AFTER_S},
-        )
+        return overloaded()
     if isinstance(error, EngineClosed):
         return unavailable("the server is shutting down or its engine has failed")
     return ApiError(500, "the engine failed on this request", type=SERVER)

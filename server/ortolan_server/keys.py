@@ -89,8 +89,12 @@ def key_file(name: str | None) -> Path | None:
 def read_keys(path: Path) -> tuple[Key, ...]:
     """Return all keys, none when there is no file. Raises KeyFileError."""
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise KeyFileError(f"{path} must be its owner's alone; run `chmod 600 {path}`")
+        # A group may read it: Kubernetes gives a secret to a pod's group, and it is root's.
+        if stat.S_IMODE(path.stat().st_mode) & 0o037:
+            raise KeyFileError(
+                f"{path} must be writable to its owner alone and readable to none but its group; "
+                f"run `chmod 600 {path}`"
+            )
         return _decoder.decode(path.read_bytes()).keys
     except FileNotFoundError:
         return ()

@@ -69,6 +69,7 @@ def environment(server: Server, tokenizer_folder: Path) -> dict[str, str]:
         "API_KEY": KEY,
         "MODEL": server.served,
         "TOKENIZER": str(tokenizer_folder),
+        "DEPLOY": str(Path(__file__).parents[2] / "deploy"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OTEL_SDK_DISABLED": "true",

@@ -43,3 +43,8 @@ def test_schemathesis(run_python: RunProgram) -> None:
 def test_llama_benchy(run_python: RunProgram) -> None:
     """It knows only chat."""
     run_python("use_llama_benchy.py", "llama-benchy==0.4.0", timeout_s=600)
+
+
+def test_kubernetes_schemas(run_python: RunProgram) -> None:
+    """The manifests of deploy/, against Kubernetes' own schemas."""
+    run_python("validate_manifests.py", "kubernetes-validate==1.37.0", timeout_s=600)

@@ -59,3 +59,22 @@ def test_there_is_time_to_drain_before_systemd_kills() -> None:
     stop = re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     assert stop is not None
     assert int(stop[1]) >= 20 + 2 + 2
+
+
+@needs_systemd
+def test_a_template_for_several_processes_is_made_of_the_unit(tmp_path: Path) -> None:
+    """By the command of docs/scaling.md, run as it stands but for the paths."""
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    command = re.search(r"^sed .* > /etc/systemd/system/ortolan@\.service$", page, re.MULTILINE)
+    assert command is not None
+    template = tmp_path / "ortolan@.service"
+    here = command[0].replace("/etc/systemd/system/ortolan@.service", str(template))
+    subprocess.run(["sh", "-c", here], cwd=ROOT, check=True)
+    text = template.read_text()
+    assert "--port %i " in text
+    assert "usage-%i.jsonl" in text
+    instance = tmp_path / "ortolan@8001.service"
+    instance.write_text(text.replace("/opt/ortolan/bin/ortolan serve", f"{sys.executable} serve"))
+    command_line = ["systemd-analyze", "verify", "--man=no", str(instance)]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=60)
+    assert [line for line in done.stderr.splitlines() if "ortolan" in line] == []

@@ -27,6 +27,13 @@ NOT_RUN = {
     "wheels; tests/deployment/test_pack.py packs",
     "docs/deployment.md: tar xf my-model.tar.gz": "needs root for /opt; "
     "tests/deployment/test_pack.py installs and serves without a network",
+    "docs/deployment.md: kubectl create secret generic ortolan-keys --from-file=keys.json": "needs "
+    "a cluster; tests/deployment/test_kubernetes.py and tests/clients hold the manifests",
+    "docs/scaling.md: sed 's|--offline|--offline --port %i|; s|usage.jsonl|usage-%i.jsonl|' "
+    "deploy/ortolan.service > /etc/systemd/system/ortolan@.service": "needs root and systemd; "
+    "tests/deployment/test_systemd.py runs its first line and checks what it makes",
+    "docs/scaling.md: pip install 'ortolan[cpu,ray]'": "installs Ray and serves for ever; "
+    "tests/deployment/test_ray.py runs a cluster where Ray is installed",
     "docs/performance.md: # llama.cpp, from the source package on PyPI; needs a C++ compiler; "
     "a quarter of an hour or more on 2 cores": "builds other programs for a quarter of an hour",
     "docs/performance.md: .venv-dev/bin/python scripts/bench_peers --llama llama/bin "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from ortolan_server.dialects.base import Dialect
@@ -27,3 +29,16 @@ def served_dialects(v1_dialect: str) -> tuple[Dialect, ...]:
     chosen = next(dialect for dialect in DIALECTS if dialect.name == v1_dialect)
     at_v1 = msgspec.structs.replace(chosen, base_path=OPENAI.base_path)
     return (at_v1, *(dialect for dialect in DIALECTS if dialect is not OPENAI))
+
+
+def dialect_finder(dialects: tuple[Dialect, ...]) -> Callable[[str], Dialect]:
+    """Return a function that finds the dialect whose paths begin as a given one does."""
+    with_base = [dialect for dialect in dialects if dialect.base_path]
+    by_path = {dialect.path: dialect for dialect in dialects}
+
+    def find(path: str) -> Dialect:
+        exact = by_path.get(path.rstrip("/"))
+        under = (d for d in with_base if path.startswith(f"{d.base_path}/"))
+        return exact or next(under, dialects[0])
+
+    return find
