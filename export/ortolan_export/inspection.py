@@ -98,7 +98,7 @@ def _model(bundle: Bundle) -> Iterator[str]:
 def _precision(manifest: Manifest) -> str:
     level = manifest.int4_accuracy_level
     detail = "" if level is None else f", accuracy level {level}"
-    alone = "by itself" if manifest.single_row_exact else "beside a spare row"
+    alone = "by itself" if manifest.single_row_exact else "beside a spare row where needed"
     return f"{manifest.precision}{detail}; a lone row runs {alone}, to have the bits of a batch"
 
 

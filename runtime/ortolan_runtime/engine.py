@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,6 @@ import msgspec
 from ortolan_runtime.bundle import Bundle, Device, Manifest, cache_directory, open_bundle
 from ortolan_runtime.capacity import plan_capacity
 from ortolan_runtime.errors import (
-    BundleError,
     ContextLengthExceeded,
     EngineBusy,
     EngineClosed,
@@ -39,7 +39,7 @@ from ortolan_runtime.sinks import CollectingSink
 from ortolan_runtime.speculation import SpeculationPolicy
 from ortolan_runtime.stepper import Statistics, Stepper
 from ortolan_runtime.tensorrt import check_steps, engine_folder, tensorrt_options
-from ortolan_runtime.text import Tokenizer
+from ortolan_runtime.text import Tokenizer, open_tokenizer
 
 logger = logging.getLogger("ortolan.engine")
 
@@ -125,32 +125,31 @@ class Engine:
     def start(cls, bundle: Bundle, options: EngineOptions) -> Self:
         """Load a bundle that was checked, replay its golden prompts and start decoding."""
         manifest = bundle.manifest
-        tokenizer = Tokenizer(
-            bundle.tokenizer_path,
-            bos_token_id=manifest.bos_token_id,
-            eos_token_ids=manifest.eos_token_ids,
-        )
-        if tokenizer.vocab_size > manifest.vocab_size:
-            raise BundleError(
-                f"{bundle.tokenizer_path} must have at most {manifest.vocab_size} tokens, the "
-                f"columns of the logits, got {tokenizer.vocab_size}; export the model again"
-            )
         device = ready_device(manifest, options.device)
         provider_options = _provider_options(manifest, device, options)
         capacity = plan_capacity(
             manifest, device, slots=options.slots, kv_memory_bytes=options.kv_memory_bytes
         )
-        model = Model(
-            bundle,
-            rows=capacity.rows,
-            length=capacity.length,
-            threads=options.threads or default_threads(),
-            device=device,
-            spin=options.spin,
-            relaxed=options.relaxed,
-            provider_options=provider_options,
-        )
-        check_golden(model, manifest)
+
+        def load() -> Model:
+            model = Model(
+                bundle,
+                rows=capacity.rows,
+                length=capacity.length,
+                threads=options.threads or default_threads(),
+                device=device,
+                spin=options.spin,
+                relaxed=options.relaxed,
+                provider_options=provider_options,
+            )
+            check_golden(model, manifest, rows=options.slots)
+            return model
+
+        # onnxruntime loads on one thread, without Python's lock, which the tokenizer holds.
+        with ThreadPoolExecutor(1) as background:
+            loading = background.submit(load)
+            tokenizer = open_tokenizer(bundle)
+            model = loading.result()
         cache = KVCache(model, rows=capacity.rows, budget_tokens=capacity.tokens)
         scheduler = Scheduler(
             cache,

@@ -7,7 +7,7 @@ that digests cannot see (a broken kernel, a wrong operator) is off by whole unit
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,15 +20,20 @@ from ortolan_runtime.model import Model
 _TOLERANCE = 1.0
 
 
-def check_golden(model: Model, manifest: Manifest) -> None:
+def check_golden(model: Model, manifest: Manifest, *, rows: int) -> None:
     """Raise BundleError when the golden prompts go on otherwise than recorded.
 
-    Runs one prefill and one decode step a prompt, in row 0, which is free again afterwards.
+    Runs one prefill a prompt, and one decode step for up to ``rows`` prompts together, in the first
+    rows, which are free again afterwards.
     """
     room = model.length - 1
-    deviations = [_deviation(model, g) for g in manifest.golden if len(g.prompt_tokens) <= room]
-    model.release(0, 0)
-    if deviations and not statistics.median(deviations) <= _TOLERANCE:
+    golden = [g for g in manifest.golden if len(g.prompt_tokens) <= room]
+    deviations = [
+        deviation
+        for start in range(0, len(golden), rows)
+        for deviation in _deviations(model, golden[start : start + rows])
+    ]
+    if deviations and not np.median(deviations) <= _TOLERANCE:
         shown = ", ".join(f"{deviation:.2f}" for deviation in deviations)
         raise BundleError(
             f"the bundle {manifest.name} computes something else here than where it was exported: "
@@ -37,19 +42,26 @@ def check_golden(model: Model, manifest: Manifest) -> None:
         )
 
 
-def _deviation(model: Model, golden: Golden) -> float:
-    """Return the mean difference from the recorded logprobs of the first two tokens."""
+def _deviations(model: Model, golden: Sequence[Golden]) -> Iterator[float]:
+    """Give each prompt's mean difference from the recorded logprobs of its first two tokens."""
+    first = [_prefill_difference(model, row, g) for row, g in enumerate(golden)]
+    tokens = np.array([g.tokens[0] for g in golden], np.int64)
+    past = np.array([len(g.prompt_tokens) for g in golden], np.int32)
+    output = model.decode(tokens, past)
+    for row, g in enumerate(golden):
+        both = [first[row]]
+        if len(g.tokens) > 1:
+            both.append(_difference(output, row, g, 1))
+        model.release(row, 0)
+        mean = float(np.mean(both))
+        yield mean if np.isfinite(mean) else float("inf")
+
+
+def _prefill_difference(model: Model, row: int, golden: Golden) -> float:
     prompt = np.array(golden.prompt_tokens, np.int64)
-    output = model.prefill(0, prompt, 0, np.array([len(prompt) - 1]))
-    differences = [_difference(output, golden, 0)]
-    if len(golden.tokens) > 1:
-        past = np.array([len(prompt)], np.int32)
-        output = model.decode(np.array(golden.tokens[:1], np.int64), past)
-        differences.append(_difference(output, golden, 1))
-    mean = statistics.fmean(differences)
-    return mean if np.isfinite(mean) else float("inf")
+    return _difference(model.prefill(row, prompt, 0, np.array([len(prompt) - 1])), 0, golden, 0)
 
 
-def _difference(output: Output, golden: Golden, place: int) -> float:
-    logprob = output.logits[0, golden.tokens[place]] - output.logsumexp[0]
+def _difference(output: Output, row: int, golden: Golden, place: int) -> float:
+    logprob = output.logits[row, golden.tokens[place]] - output.logsumexp[row]
     return abs(float(logprob) - golden.logprobs[place])

@@ -30,7 +30,8 @@ class Model:
     Some bundles have a second graph, which computes prompts over the same KV buffers. Where one row
     alone would round differently from that row in a batch, a lone row gets company, so that its
     bits do not depend on others; ``relaxed`` does without. ``device`` defaults to the one that the
-    bundle was made for, ``allocate`` to memory of that device.
+    bundle was made for, ``allocate`` to memory of that device; ``spin`` is as in
+    ``session_options``.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ def _layout(
         manifest,
         rows=rows,
         length=length,
-        needs_spare=not (manifest.single_row_exact or relaxed),
+        may_need_company=not (manifest.single_row_exact or relaxed),
         allocate=allocate,
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
+from ortolan_runtime.bundle import Bundle
 from ortolan_runtime.errors import BundleError, InvalidParameter
 from ortolan_runtime.events import TokenScore
 
@@ -120,6 +121,20 @@ class Tokenizer:
     def _decoder_json(self) -> str:
         document = msgspec.json.decode(self._tokenizer.to_str())
         return msgspec.json.encode(document.get("decoder")).decode()
+
+
+def open_tokenizer(bundle: Bundle) -> Tokenizer:
+    """Return a bundle's tokenizer. Raises BundleError when the logits lack columns for it."""
+    manifest, path = bundle.manifest, bundle.tokenizer_path
+    tokenizer = Tokenizer(
+        path, bos_token_id=manifest.bos_token_id, eos_token_ids=manifest.eos_token_ids
+    )
+    if tokenizer.vocab_size > manifest.vocab_size:
+        raise BundleError(
+            f"{path} must have at most {manifest.vocab_size} tokens, the columns of the logits, "
+            f"got {tokenizer.vocab_size}; export the model again"
+        )
+    return tokenizer
 
 
 class IncrementalDecoder:

@@ -50,8 +50,13 @@ def test_a_device_that_is_missing_is_named_with_what_it_needs(
 def test_threads_and_spinning_are_as_asked_for(spin: bool) -> None:
     options = session_options(threads=3, spin=spin)
     assert options.intra_op_num_threads == 3
-    entry = options.get_session_config_entry("session.intra_op.allow_spinning")
-    assert entry == ("1" if spin else "0")
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    limit = "session.intra_op.spin_duration_us"
+    if spin:
+        with pytest.raises(RuntimeError, match=limit):
+            options.get_session_config_entry(limit)
+    else:
+        assert options.get_session_config_entry(limit) == "20"
 
 
 def test_threads_default_to_the_cores_that_the_process_may_use() -> None:

@@ -23,9 +23,9 @@ from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
 class SharedLayout:
     """One graph that does all, or a second one that computes prompts over the same KV buffers.
 
-    Where one row alone would round differently from that row in a batch (``needs_spare``), a lone
-    row is decoded beside a spare one, row 0 of the buffers, so that its bits do not depend on
-    company.
+    Where one row alone may round differently from that row in a batch (``may_need_company``), and
+    does so with this processor's kernels, a lone row is decoded beside a spare one, row 0 of the
+    buffers, so that its bits do not depend on company.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class SharedLayout:
         *,
         rows: int,
         length: int,
-        needs_spare: bool,
+        may_need_company: bool,
         allocate: Allocate = KVBuffers,
     ) -> None:
-        self._spare = 1 if needs_spare else 0
+        self._spare = 1 if may_need_company else 0
         # An attention over all of a static row multiplies what it masks by 0. So what a sequence
         # that overflowed has left there must go, once there was one, before the row is used again.
         self._is_static, self._clears = manifest.kv_layout == "static", False
@@ -49,6 +49,9 @@ class SharedLayout:
         self._prefilling = self._decoding
         if prefilling is not None:
             self._prefilling = _Graph(prefilling, manifest, self.buffers)
+        self.needs_company = may_need_company and not (
+            _is_on_cpu(decoding) and self._is_lone_row_exact(manifest.vocab_size)
+        )
 
     def prefill(self, row: int, tokens: Ids, past: int, positions: Ids) -> Output:
         """Run int64 ``[n]`` tokens of one row on top of ``past`` ones; logits at ``positions``.
@@ -58,7 +61,7 @@ class SharedLayout:
         if self._clears:
             self.buffers.clear(row + self._spare, past)
         wanted = positions
-        if self._spare and len(positions) == 1:
+        if self.needs_company and len(positions) == 1:
             wanted = np.repeat(positions, 2)  # the head must not see a single row either
         first, count = row + self._spare, len(positions)
         output = self._prefilling.run(first, tokens[None, :], np.array([past], np.int32), wanted)
@@ -75,10 +78,8 @@ class SharedLayout:
     def decode(self, tokens: Ids, past: Lengths) -> Output:
         """Run one token of each of the first rows; ``tokens`` int64, ``past`` int32 ``[n]``."""
         count = len(tokens)
-        if self._spare and count == 1:
-            twice, lengths = np.repeat(tokens, 2)[:, None], np.append(np.int32(0), past)
-            both = self._decoding.run(0, twice, lengths, np.arange(2))
-            return self._seen(Output(both.logits[1:], both.logsumexp[1:]))
+        if self.needs_company and count == 1:
+            return self._seen(self._decode_in_company(tokens, past))
         output = self._decoding.run(self._spare, tokens[:, None], past, np.arange(count))
         return self._seen(output)
 
@@ -111,6 +112,36 @@ class SharedLayout:
         if self._is_static and not np.isfinite(output.logsumexp).all():
             self._clears = True
         return output
+
+    def _decode_in_company(self, tokens: Ids, past: Lengths) -> Output:
+        """Run one token of the first row beside the spare one."""
+        twice, lengths = np.repeat(tokens, 2)[:, None], np.append(np.int32(0), past)
+        both = self._decoding.run(0, twice, lengths, np.arange(2))
+        return Output(both.logits[1:], both.logsumexp[1:])
+
+    def _is_lone_row_exact(self, vocab_size: int) -> bool:
+        """Return whether a row has the same bits alone and in company, tried on two tokens.
+
+        The processor decides which kernels run, so the exporting machine cannot know. Other kernels
+        would round otherwise somewhere among all the logits of a step.
+        """
+        try:
+            for place, token in enumerate((vocab_size // 3, vocab_size // 2)):
+                tokens, past = np.array([token]), np.array([place], np.int32)
+                alone = self._decoding.run(1, tokens[:, None], past, np.arange(1))
+                bits = alone.logits.tobytes(), alone.logsumexp.tobytes()
+                both = self._decode_in_company(tokens, past)
+                if bits != (both.logits.tobytes(), both.logsumexp.tobytes()):
+                    return False
+            return True
+        finally:
+            for row in (0, 1):
+                self.buffers.release(row, 0)
+
+
+def _is_on_cpu(session: ort.InferenceSession) -> bool:
+    # A GPU's libraries choose kernels by more than what two steps show.
+    return bool(session.get_providers()[0] == "CPUExecutionProvider")
 
 
 class _Graph:

@@ -94,7 +94,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "at most half of the free memory)",
     )
     add_device(parser)
-    add("--spin", action="store_true", help="let idle threads busy-wait; for cores of one's own")
+    add(
+        "--spin",
+        action="store_true",
+        help="let threads wait busily without end; for cores of one's own",
+    )
     add_speculate(parser)
     add(
         "--relaxed",
