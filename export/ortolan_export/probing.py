@@ -153,7 +153,7 @@ class Probe:
         if manifest.kv_layout == "concat":
             return ConcatLayout(self._session, manifest, relaxed=True, rows=2, length=self._room)
         return SharedLayout(
-            self._session, None, manifest, needs_spare=False, rows=2, length=self._room
+            self._session, None, manifest, may_need_company=False, rows=2, length=self._room
         )
 
 
