@@ -135,6 +135,7 @@ class SharedLayout:
                     return False
             return True
         finally:
+            self._decoding.bindings.clear()
             for row in (0, 1):
                 self.buffers.release(row, 0)
 
