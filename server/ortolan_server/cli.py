@@ -11,6 +11,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.version import __version__
@@ -38,6 +39,30 @@ exit codes:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells wrong usage in one line, with the option that may have been meant."""
+
+    def option_names(self) -> list[str]:
+        """Return every spelling of every option."""
+        return [name for action in self._actions for name in action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        """Tell of wrong usage and end the process with 2."""
+        self.exit(2, f"ortolan: error: {message}; `{self.prog} --help` shows what there is\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse, and refuse here what is unknown: the command's own parser knows what is near."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self.option_names(), n=1)
+            meant = f"; did you mean `{near[0]}`?" if near else ""
+            self.error(f"there is no argument `{unknown[0]}` here{meant}")
+        return found, unknown
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command line ``argv`` and return the exit code."""
     try:
@@ -55,9 +80,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
 
 
-def parser(*filled: Command) -> argparse.ArgumentParser:
+def parser(*filled: Command) -> _Parser:
     """Return the parser of the command line; the commands ``filled`` have their options."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="ortolan",
         description="Text completions on ONNX Runtime",
         epilog=_EXIT_CODES,
@@ -102,10 +127,11 @@ def _run(argv: Sequence[str]) -> int:
 def _run_none(argv: Sequence[str]) -> int:
     """Answer what names no command: --help, --version, or a mistake."""
     top = parser()
-    if not argv[0].startswith("-"):
-        near = difflib.get_close_matches(argv[0], [command.name for command in COMMANDS], n=1)
+    names = [*top.option_names(), *(command.name for command in COMMANDS)]
+    if argv[0] not in names:
+        near = difflib.get_close_matches(argv[0], names, n=1)
         meant = f"; did you mean `{near[0]}`?" if near else ""
-        top.error(f"there is no command {argv[0]!r}{meant} `ortolan` alone lists them all")
+        top.error(f"there is no command `{argv[0]}`{meant}")
     top.parse_args(argv)
     return 0
 

@@ -78,7 +78,7 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as ended:
         main(["sreve"])
     assert ended.value.code == 2
-    assert "no command 'sreve'; did you mean `serve`?" in capsys.readouterr().err
+    assert "no command `sreve`; did you mean `serve`?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -255,3 +255,26 @@ def test_a_benchmark_tells_how_far_it_is(glass_bundle: Path, tmp_path: Path) -> 
     )
     assert code == 0, seen
     assert "3/3, batch 1" in seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--prot", "1"], ["no argument `--prot`", "did you mean `--port`?"]),
+        (["serve", "--port", "x"], ["argument --port: invalid int value: 'x'"]),
+        (["keys", "add", "a", "--expire=1d", "--kinds", "b"], ["`--kinds`", "`--kind`"]),
+        (["complete"], ["required: TEXT", "`ortolan complete --help`"]),
+        (["--verson"], ["`--verson`", "`--version`"]),
+    ],
+)
+def test_wrong_usage_is_one_line_too(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the way to the help."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ortolan: error: ")
+    assert told.count("\n") == 1
+    assert all(word in told for word in words), told
