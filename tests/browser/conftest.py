@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,39 @@ def server(glass_bundle: Path) -> Iterator[Server]:
     """Give a server of a small English model, context 128."""
     with serving(glass_bundle) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def proxied(server: Server) -> Iterator[Server]:
+    """Give the same server below `/llm/` of a proxy, which keeps `/metrics` to itself."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/llm/metrics":
+                self.send_error(403)
+                return
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            path = self.path.removeprefix("/llm")
+            kind = {"content-type": self.headers.get("content-type", "text/plain")}
+            answer = server.client.request(self.command, path, content=body, headers=kind)
+            self.send_response(answer.status_code)
+            for name in ("content-type", "content-security-policy", "x-ortolan-seed"):
+                self.send_header(name, answer.headers.get(name, ""))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{proxy.server_port}/llm"
+        front = Server(server.process, url, server.log)
+        yield front
+        front.client.close()
+        proxy.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -231,6 +231,20 @@ def test_the_page_asks_its_own_server_alone(server: Server, open_tab: OpenTab) -
     assert all(name.startswith(f"{server.url}/") for name in asked)
 
 
+def test_the_page_works_below_a_path_of_a_proxy(proxied: Server, open_tab: OpenTab) -> None:
+    """And without figures, which a proxy may keep to itself: they are asked for once."""
+    tab = open_tab(proxied)
+    tab.takes_complaints("403 (Forbidden)")
+    tab.wait_until_ready()
+    tab.generate()
+    assert tab.answers()[0]
+    assert f"curl -N {proxied.url}/v1/completions" in tab.text("#code")
+    tab.wait_for("document.querySelector('#state').dataset.state === 'ready'")
+    assert tab.text("#status-note") == "No figures: HTTP 403 Forbidden"
+    asked = "return performance.getEntriesByType('resource').filter((e) => e.name.endsWith('ics'))"
+    assert len(tab.run(asked)) == 1
+
+
 def test_what_a_model_says_is_no_markup(server: Server, open_tab: OpenTab) -> None:
     """Echo lets it say anything."""
     tab = open_tab(server)

@@ -12,7 +12,7 @@ const COUNTER = "ortolan_generated_tokens_total";
 export class StatusPanel {
   #rates = new Rates();
   #line = [];
-  #wantsKey = false;
+  #isRefused = false;
 
   /** Ask now and from now on. */
   async start() {
@@ -24,20 +24,20 @@ export class StatusPanel {
 
   /** Ask for figures again. */
   refresh() {
-    this.#wantsKey = false;
+    this.#isRefused = false;
   }
 
   async #tick() {
     await this.#showReady();
-    if (this.#wantsKey) return; // a key that was refused is not sent again and again
+    if (this.#isRefused) return; // what was refused is not asked again and again
     try {
       const figures = parseMetrics(await (await get("metrics")).text());
       this.#rates.add(figures, performance.now());
       this.#show(overview(figures), this.#rates.perSecond(COUNTER));
       say("");
     } catch (failure) {
-      this.#wantsKey = failure.status === 401;
-      say(this.#wantsKey ? "The figures want a key." : `No figures: ${failure.message}`);
+      this.#isRefused = failure.status >= 400 && failure.status < 500;
+      say(failure.status === 401 ? "The figures want a key." : `No figures: ${failure.message}`);
     }
   }
 
