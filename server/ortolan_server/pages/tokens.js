@@ -36,8 +36,9 @@ export class TokenList {
   }
 
   #look(target) {
-    const index = [...this.node.children].indexOf(target);
-    if (index >= 0) this.alternatives.show(target, this.#tokens[index]);
+    const option = target.closest(".token");
+    const index = [...this.node.children].indexOf(option);
+    if (index >= 0) this.alternatives.show(option.lastChild, this.#tokens[index]);
   }
 
   /** Come back to the token that has the focus when the pointer leaves. */
@@ -79,10 +80,18 @@ function optionOf(token) {
   const text = shownBytes(token.text).replaceAll("\n", "↵\n");
   const isKnown = token.logprob !== null; // the first token of an echoed prompt has none
   const name = isKnown ? `${visible(token.text)}, ${percent(token.logprob)}` : visible(token.text);
-  const option = element("span", { class: "token", role: "option", tabindex: -1, "aria-label": name }, text);
+  const option = element("span", { class: "token", role: "option", tabindex: -1, "aria-label": name });
+  option.append(...coloured(text));
   option.style.setProperty("--surprise", isKnown ? surpriseOf(token.logprob) : 0);
   option.setAttribute("aria-describedby", "alternatives");
   return option;
+}
+
+/** Return a token's text in parts; a space before a word stays plain, as it may end a line. */
+function coloured(text) {
+  const isWord = /^ \S/.test(text);
+  const word = element("span", { class: "word" }, isWord ? text.slice(1) : text);
+  return isWord ? [" ", word] : [word];
 }
 
 /** Return 0 for a certain token and 1 for one that nobody expected, by its logprob. */
