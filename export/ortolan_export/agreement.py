@@ -56,12 +56,7 @@ def measure_agreement(path: Path, reference: Path) -> Agreement:
     Every prompt but its last token is prefilled, the last decoded, as the server does it. Raises
     BundleError, and VerificationError when the two are not of one model.
     """
-    ours, theirs = open_bundle(path), open_bundle(reference)
-    if ours.manifest.vocab_size != theirs.manifest.vocab_size:
-        raise VerificationError(
-            f"{reference} must have a vocabulary of {ours.manifest.vocab_size} as {path} has, "
-            f"got {theirs.manifest.vocab_size}; compare bundles of one model"
-        )
+    ours, theirs = open_pair(path, reference)
     prompts = _prompts(ours)
     one, other = _next_logits(ours, prompts), _next_logits(theirs, prompts)
     return Agreement(
@@ -69,6 +64,17 @@ def measure_agreement(path: Path, reference: Path) -> Agreement:
         same=float((one.argmax(axis=1) == other.argmax(axis=1)).mean()),
         largest_difference=float(np.abs(one - other).max()),
     )
+
+
+def open_pair(path: Path, reference: Path) -> tuple[Bundle, Bundle]:
+    """Return two bundles. Raises BundleError, VerificationError if they are not of one model."""
+    ours, theirs = open_bundle(path), open_bundle(reference)
+    if ours.manifest.vocab_size != theirs.manifest.vocab_size:
+        raise VerificationError(
+            f"{reference} must have a vocabulary of {ours.manifest.vocab_size} as {path} has, "
+            f"got {theirs.manifest.vocab_size}; compare bundles of one model"
+        )
+    return ours, theirs
 
 
 def _prompts(bundle: Bundle) -> list[list[int]]:

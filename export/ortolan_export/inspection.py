@@ -135,12 +135,18 @@ def _needs(manifest: Manifest, graphs: Sequence[ir.Model]) -> Iterator[str]:
     weights = sum(record.size for record in manifest.files)
     kv_bytes = manifest.kv_bytes_per_token
     yield "needs"
-    yield _line("  onnxruntime", f"on the CPU; checked with {manifest.onnxruntime_version}")
+    yield _line(
+        "  onnxruntime", f"on {_devices(manifest)}; checked with {manifest.onnxruntime_version}"
+    )
     for domain, operators in sorted(domains.items()):
         yield _line(f"  {domain}", ", ".join(sorted(operators)))
     yield _line("  memory", f"{_size(weights)} for weights")
     full = _size(kv_bytes * manifest.context_length)
     yield _line("  memory of a sequence", f"{kv_bytes} bytes a token, {full} in a full context")
+
+
+def _devices(manifest: Manifest) -> str:
+    return f"{' or '.join(manifest.devices)}, made for {manifest.target}"
 
 
 def _line(name: str, value: str) -> str:

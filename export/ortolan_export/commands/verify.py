@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   ortolan verify ./smollm2
   ortolan verify ./smollm2 --against ./smollm2-fp32
+  ortolan verify ./smollm2 --against ./smollm2-fp32 --perplexity ./novel.txt
 """
+_BUILT_IN = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.8,
         help="fail below this share of equal tokens (default: %(default)s)",
     )
+    add(
+        "--perplexity",
+        nargs="?",
+        const=_BUILT_IN,
+        metavar="TEXT",
+        help="how well a text is predicted: that of a file, by default a short one of many kinds",
+    )
+    add(
+        "--most-perplexity",
+        type=float,
+        metavar="RATIO",
+        default=1.2,
+        help="fail above this many times REFERENCE's perplexity (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,10 +73,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _checks(arguments: argparse.Namespace, report: Report) -> Iterator[Check]:
     from ortolan_export.agreement import check_agreement
     from ortolan_export.checking import check_bundle
+    from ortolan_export.perplexity import check_perplexity
 
     yield from check_bundle(arguments.bundle, report)
     if arguments.against is not None:
         yield check_agreement(arguments.bundle, arguments.against, arguments.least_agreement)
+    if arguments.perplexity is not None:
+        text = None if arguments.perplexity == _BUILT_IN else Path(arguments.perplexity)
+        yield check_perplexity(
+            arguments.bundle, text, arguments.against, arguments.most_perplexity, report
+        )
 
 
 def _say_nothing(stage: str, done: int, total: int) -> None:
