@@ -48,6 +48,24 @@ class MaskedSession:
         return logits[:, -keep:], presents
 
 
+class LogitsBuffer:
+    """Memory for any step's logits; one for all bindings of a graph, since steps take turns."""
+
+    def __init__(self, session: ort.InferenceSession, manifest: Manifest) -> None:
+        assert manifest.masked_graph is not None, "the graph must be one with a mask"
+        name = manifest.masked_graph.logits
+        kind = next(value.type for value in session.get_outputs() if value.name == name)
+        self._flat = np.empty(0, np.float16 if kind == "tensor(float16)" else np.float32)
+        self._vocab = manifest.vocab_size
+
+    def array(self, rows: int, positions: int) -> Array:
+        """Return room for ``[rows, positions, vocab]``; what was there is overwritten."""
+        size = rows * positions * self._vocab
+        if size > self._flat.size:
+            self._flat = np.empty(size, self._flat.dtype)
+        return self._flat[:size].reshape(rows, positions, self._vocab)
+
+
 class MaskedBinding:
     """One view of the KV buffers, bound as past and present of a graph that writes in place.
 
@@ -55,14 +73,18 @@ class MaskedBinding:
     """
 
     def __init__(
-        self, session: ort.InferenceSession, manifest: Manifest, views: Sequence[View]
+        self,
+        session: ort.InferenceSession,
+        manifest: Manifest,
+        views: Sequence[View],
+        logits: LogitsBuffer,
     ) -> None:
         self._io = session.io_binding()
+        self._logits = logits
         self._inputs = _Inputs(session, manifest)
         self._length = views[0].shape[2]
         self._bound: dict[str, Array] = {}
-        self._logits_shape: tuple[int, ...] = ()
-        self._io.bind_output(self._inputs.graph.logits, "cpu")  # the first one
+        self._logits_place: tuple[tuple[int, ...], int] = ((), 0)
         for (past, present), view in zip(_cache_names(manifest), views, strict=True):
             place = (view.device, 0, view.element, view.shape, view.address)
             self._io.bind_input(past, *place)
@@ -79,13 +101,19 @@ class MaskedBinding:
         keep = max(count - int(places.min()), min(count, 2))
         for name, array in self._inputs.fill(ids, past.astype(np.int64), mask, keep).items():
             self._put(name, array)
-        if self._logits_shape != (*ids.shape, keep):
-            self._logits_shape = (*ids.shape, keep)
-            self._io.bind_output(self._inputs.graph.logits, "cpu")  # at whatever size it comes
+        is_kept = self._inputs.graph.num_logits_to_keep is not None
+        logits = self._logits.array(len(ids), keep if is_kept else count)
+        self._bind_logits(logits)
         session.run_with_iobinding(self._io)
-        logits = self._io.get_outputs()[0].numpy()[:, -keep:]
-        wanted = logits[rows, places - (count - keep)].astype(np.float32)
+        wanted = logits[:, -keep:][rows, places - (count - keep)].astype(np.float32)
         return Output(wanted, row_logsumexp(wanted))
+
+    def _bind_logits(self, logits: Array) -> None:
+        place = logits.shape, logits.ctypes.data
+        if place != self._logits_place:
+            self._logits_place = place
+            name = self._inputs.graph.logits
+            self._io.bind_output(name, "cpu", 0, logits.dtype.type, *place)
 
     def _put(self, name: str, array: Array) -> None:
         """Write an input's values to where it is bound, or bind it anew at another size."""

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from ortolan_runtime.bundle import Manifest
 from ortolan_runtime.kvbuffers import KVBuffers
 from ortolan_runtime.kvmemory import Allocate, KVMemory, View
-from ortolan_runtime.layouts.masked import MaskedBinding
+from ortolan_runtime.layouts.masked import LogitsBuffer, MaskedBinding
 from ortolan_runtime.logits import Ids, Lengths, Output, row_logsumexp
 
 
@@ -154,6 +154,8 @@ class _Graph:
         self._session = session
         self._manifest = manifest
         self._buffers = buffers
+        is_masked = manifest.masked_graph is not None
+        self._logits = LogitsBuffer(session, manifest) if is_masked else None
         self.bindings: dict[tuple[int, int], _Binding | MaskedBinding] = {}
 
     def run(self, first_row: int, ids: Ids, past: Lengths, positions: Ids) -> Output:
@@ -167,15 +169,15 @@ class _Graph:
         binding = self.bindings.get((first_row, rows))
         if binding is None:
             binding = self._bind(first_row, rows)
+            self.bindings[first_row, rows] = binding
         return binding.run(self._session, ids, past, positions)
 
     def _bind(self, first_row: int, rows: int) -> _Binding | MaskedBinding:
         # Made once for each view of the buffers: onnxruntime leaks what is bound anew every step.
         views = self._buffers.views(first_row, rows)
-        kind = _Binding if self._manifest.masked_graph is None else MaskedBinding
-        binding = kind(self._session, self._manifest, views)
-        self.bindings[first_row, rows] = binding
-        return binding
+        if self._logits is None:
+            return _Binding(self._session, self._manifest, views)
+        return MaskedBinding(self._session, self._manifest, views, self._logits)
 
 
 class _Binding:
