@@ -48,7 +48,8 @@ class LlamaGraph:
     ``positions`` come from an input, from the mask, or are the places in the cache; ``window`` is
     counted over places; ``is_quantised`` gives each linear layer's activations one scale for all
     rows; ``has_keep`` adds num_logits_to_keep; ``half`` keeps the cache in float16; ``is_fused``
-    leaves attention to GroupQueryAttention, as onnxruntime-genai does.
+    leaves attention to GroupQueryAttention, as onnxruntime-genai does; ``has_switch`` adds
+    use_cache_branch, whose wrong use makes all logits numbers that are none.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class LlamaGraph:
         has_keep: bool = False,
         half: bool = False,
         is_fused: bool = False,
+        has_switch: bool = False,
     ) -> None:
         self._source, self._g, config = checkpoint, graph, checkpoint.config
         self._positions, self._window = positions, window
         self._is_quantised, self._has_keep, self._is_fused = is_quantised, has_keep, is_fused
+        self._has_switch = has_switch
         self._dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
         self._heads, self._kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self._size = config.get("head_dim") or config["hidden_size"] // self._heads
@@ -95,8 +98,18 @@ class LlamaGraph:
             x = g.op("Slice", x, start, self._ints(np.iinfo(np.int64).max), self._ints(1))
         is_tied = "lm_head.weight" not in self._source.shapes
         logits = self._linear("model.embed_tokens" if is_tied else "lm_head", x)
+        if self._has_switch:
+            logits = g.op(
+                "Where", self._is_switched_rightly(), logits, g.constant(np.nan, np.float32)
+            )
         g.output(logits, "logits", ir.DataType.FLOAT, ["batch", "sequence", self._vocab])
         g.save(path)
+
+    def _is_switched_rightly(self) -> ir.Value:
+        g = self._g
+        switch = g.input("use_cache_branch", ir.DataType.BOOL, [1])
+        has_past = g.op("Greater", self._length(self._mask), self._length(self._ids))
+        return g.op("Equal", switch, has_past)
 
     def _attended(self) -> ir.Value:
         """Return which places each new token attends to, bool ``[batch, 1, sequence, total]``."""

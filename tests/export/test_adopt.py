@@ -92,6 +92,7 @@ def test_a_graph_that_writes_in_place_is_let_do_so(
         {"positions": "mask"},
         {"positions": "places"},
         {"has_keep": True},
+        {"has_switch": True, "graph": "decoder_model_merged.onnx"},
         {"is_fused": True},
         {"is_fused": True, "has_keep": True},
     ],

@@ -8,6 +8,8 @@ file.
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from importlib import util
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from parity import Reference, worst_difference
 
 from ortolan_export import via_optimum
+from ortolan_export.adopt import adopt
 from ortolan_export.errors import UnsupportedModel
 from ortolan_server.cli import main
 
@@ -72,6 +75,50 @@ def test_what_optimum_exports_computes_what_transformers_does(
     assert (manifest.precision, manifest.masked_graph.padding) == ("fp32", padding)
     assert sorted(tmp_path.iterdir()) == [out]
     assert worst_difference(out, reference_of(checkpoint)) < 1e-4
+
+
+@pytest.mark.slow
+@needs_optimum
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_a_merged_decoder_of_older_versions_is_adopted(
+    family: str,
+    make_checkpoint: Any,
+    reference_of: Callable[[Path], Reference],
+    tmp_path: Path,
+) -> None:
+    checkpoint, source = make_checkpoint(family), tmp_path / "merged"
+    source.mkdir()
+    write_merged_decoder(checkpoint, source)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(checkpoint / name, source / name)
+    manifest = adopt(source, tmp_path / "bundle", length=128)
+    assert manifest.masked_graph is not None
+    assert manifest.masked_graph.use_cache_branch == "use_cache_branch"
+    assert worst_difference(tmp_path / "bundle", reference_of(checkpoint)) < 1e-4
+
+
+def write_merged_decoder(checkpoint: Path, folder: Path) -> None:
+    """Write a decoder without past and one with it as the branches of one graph."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from optimum.exporters.onnx import export
+        from optimum.exporters.tasks import TasksManager
+        from optimum.onnx import merge_decoders
+        from transformers import AutoModelForCausalLM
+
+        branches = {folder / "first.onnx": False, folder / "with_past.onnx": True}
+        for path, has_past in branches.items():
+            model = AutoModelForCausalLM.from_pretrained(checkpoint)
+            make_config = TasksManager.get_exporter_config_constructor(
+                "onnx", model=model, task="text-generation", library_name="transformers"
+            )
+            config = make_config(
+                model.config, task="text-generation", use_past=True, use_past_in_inputs=has_past
+            )
+            export(model, config, path, opset=17)
+        merge_decoders(*branches, save_path=folder / "decoder_model_merged.onnx")
+        for path in branches:
+            path.unlink()
 
 
 @pytest.mark.slow
