@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib.util
 import os
 import re
@@ -126,6 +127,7 @@ def codes() -> set[str]:
     return set(re.findall(r'\bcode="(\w+)"', text))
 
 
+@functools.cache
 def trees() -> list[ast.Module]:
     """Return the program's modules."""
     files = [file for part in PARTS for file in (ROOT / part).rglob("*.py")]
