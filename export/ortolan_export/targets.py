@@ -1,7 +1,7 @@
 """What a bundle can be made for: the precisions that each device has kernels for, and the rest.
 
-Kernels: docs/OperatorKernels.md of ONNX Runtime 1.31, CUDA execution provider; TensorRT's own
-operators: NVIDIA's documentation of TensorRT 10.15.
+Kernels: docs/OperatorKernels.md of ONNX Runtime, CUDA execution provider; what TensorRT's KV cache
+and attention want: NVIDIA's documentation of TensorRT 10.16, KVCacheUpdate and Attention.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from ortolan_export.errors import ExportError, UnsupportedModel
 from ortolan_export.native import export
 from ortolan_export.targets import Engines
-from ortolan_runtime.bundle import GRAPH_NAME, open_bundle
+from ortolan_runtime.bundle import GRAPH_NAME, ROWS_GRAPH_NAME, open_bundle
 
 _TOLERANCE = 1e-4
 _CASES = {**FAMILIES, **OPTIONS}
@@ -29,12 +29,14 @@ _DENSE = [name for name in _CASES if name not in _MIXTURES]
 _FEW = ("gemma2", "gpt2")
 
 # Operators with a CUDA kernel for float16 (Cast, Gather and comparisons: for what they get here).
-# Source: docs/OperatorKernels.md of ONNX Runtime 1.31, CUDA execution provider.
+# Source: docs/OperatorKernels.md of ONNX Runtime, commit 001d12d, CUDA execution provider.
 _CUDA_KERNELS = {
     "": {
-        *("Add", "Cast", "Concat", "Div", "Gather", "Gelu", "LayerNormalization", "LogSoftmax"),
-        *("Mul", "ReduceMax", "ReduceSum", "Relu", "Reshape", "SimplifiedLayerNormalization"),
-        *("Split", "Sub", "Tanh"),
+        *("Add", "And", "Attention", "Cast", "Concat", "Div", "Gather", "Gelu", "Greater"),
+        *("LayerNormalization", "LessOrEqual", "LogSoftmax", "MatMul", "Mul", "RMSNormalization"),
+        *("ReduceMax", "ReduceSum", "Relu", "Reshape", "RotaryEmbedding", "Sigmoid"),
+        *("SimplifiedLayerNormalization", "Slice", "Softmax", "Split", "Sub", "Tanh"),
+        *("TensorScatter", "Transpose", "Unsqueeze", "Where"),
     },
     "com.microsoft": {
         *("FusedMatMul", "GroupQueryAttention", "MatMulNBits", "MoE", "QuickGelu"),
@@ -86,15 +88,17 @@ def test_the_graph_in_fp16_is_near_transformers(
     assert relative_error(tmp_path / "out", reference_of(checkpoint)) < 0.01
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int4"])
+@pytest.mark.parametrize("route", ["cuda fp16", "cuda int4", "tensorrt fp16"])
 @pytest.mark.parametrize("case", _every(_DENSE, ("gpt2",)))
-def test_every_operator_for_cuda_has_a_kernel_there(
-    case: str, precision: Any, make_checkpoint: Any, tmp_path: Path
+def test_every_operator_for_a_gpu_has_a_kernel_for_cuda(
+    case: str, route: str, make_checkpoint: Any, tmp_path: Path
 ) -> None:
     checkpoint = _checkpoint(make_checkpoint, case)
-    export(checkpoint, tmp_path / "out", target="cuda", precision=precision)
-    for node in _graph(tmp_path / "out").graph:
-        assert node.op_type in _CUDA_KERNELS[node.domain]
+    target, precision = route.split()
+    export(checkpoint, tmp_path / "out", target=target, precision=precision)  # type: ignore[arg-type]
+    for name in (GRAPH_NAME, ROWS_GRAPH_NAME):
+        for node in ir.load(tmp_path / "out" / name).graph:
+            assert node.op_type in _CUDA_KERNELS[node.domain]
 
 
 def test_the_cache_for_cuda_is_in_fp16_and_scores_are_in_float32(
