@@ -21,6 +21,7 @@ from ortolan_export.foreign import (
     ForeignGraph,
     context_length,
     load_graph,
+    may_have_windows,
     quantises_rows_together,
     read_graph,
 )
@@ -86,7 +87,11 @@ def adopt_export(
         write_plain(model, found.graph.parent, folder, count)
         write_texts(folder, found.texts)
         report("probing the graph", 0, 1)
-        manifest = Probe(folder, manifest).settle(foreign.writes_in_place, reason)
+        manifest = Probe(folder, manifest).settle(
+            may_write_in_place=foreign.writes_in_place,
+            may_have_windows=may_have_windows(config),
+            why_rows_meet=reason,
+        )
         report("probing the graph", 1, 1)
         digest = source_digest([found.config_file, *made_of], report)
         manifest = msgspec.structs.replace(manifest, source_digest=digest)

@@ -35,6 +35,7 @@ _OTHER_MODELS = {
     "audio": "a model that takes sound",
 }
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_WINDOW_FIELDS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 _HEADS_FIELDS = ("num_key_value_heads", "num_attention_heads", "n_head")
 # A digit for the layer, and the last word that tells keys from values.
 _CACHE_NAME = re.compile(r"(?P<before>\D*)\d+(?P<after>\D*)")
@@ -99,6 +100,14 @@ def context_length(config: Config, asked_for: int | None) -> int:
     if asked_for is not None and not 2 <= asked_for <= longest:
         raise SourceError(f"--context-length must be within 2..{longest}, got {asked_for}")
     return asked_for or longest
+
+
+def may_have_windows(config: Config) -> bool:
+    """Return whether config.json tells of attention that ends at some distance."""
+    kinds = config.get("layer_types") or []
+    windows = [config.get(field) for field in _WINDOW_FIELDS]
+    is_off = config.get("use_sliding_window") is False
+    return any(windows) and not is_off or any(kind != "full_attention" for kind in kinds)
 
 
 def quantises_rows_together(model: ir.Model) -> bool:

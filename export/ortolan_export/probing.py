@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ortolan_export.errors import VerificationError
 from ortolan_export.source import Float32
-from ortolan_runtime.bundle import GRAPH_NAME, KVLayout, Manifest, Padding
+from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME, KVLayout, Manifest, Padding
 
 Tokens = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ _CHUNK = 7
 _ROUNDING = 0.05
 _SAME = 1e-3
 _FATAL_ONLY = 4
-# The widest padding tried takes this much memory; windows of attention are mostly far narrower.
+# The widest padding tried takes this much memory, or as much as the weights.
 _PADDED_BYTES = 1 << 28
 
 
@@ -40,15 +40,19 @@ class Probe:
         options = session_options(threads=default_threads(), spin=False)
         options.log_severity_level = _FATAL_ONLY  # a padding that cannot run is an answer
         self._session = open_session(str(folder / GRAPH_NAME), "cpu", options)
+        self._weight_bytes = (folder / WEIGHTS_NAME).stat().st_size
         rng = np.random.default_rng(0)
         count = max(2, min(_TOKENS, manifest.context_length // 2))
         self._manifest = manifest
         self._tokens = rng.integers(0, manifest.vocab_size, (2, count))
         self._next = rng.integers(0, manifest.vocab_size, 2)
 
-    def settle(self, may_write_in_place: bool, why_rows_meet: str | None) -> Manifest:
+    def settle(
+        self, *, may_write_in_place: bool, may_have_windows: bool, why_rows_meet: str | None
+    ) -> Manifest:
         """Return the manifest with the layout and the padding that the graph bears.
 
+        Windows that the config tells of may be wider than what there is memory to try.
         ``why_rows_meet`` says what in the graph may let rows feel each other, for the message.
         Raises VerificationError.
         """
@@ -62,7 +66,10 @@ class Probe:
                 if self._is_the_same_far_from_its_past(in_place, alone):
                     return in_place
         alone = self._check(self._as(padding="none"), why_rows_meet)
-        paddings: tuple[Padding, ...] = ("right", "left")
+        is_tried_to_the_end = self._room >= self._manifest.context_length
+        paddings: list[Padding] = ["right", "left"]
+        if may_have_windows and not is_tried_to_the_end:
+            paddings.remove("right")
         for padding in paddings:
             if self._is_the_same_far_from_its_past(self._as(padding=padding), alone):
                 return self._as(padding=padding)
@@ -142,7 +149,8 @@ class Probe:
 
     @property
     def _room(self) -> int:
-        bearable = _PADDED_BYTES // (2 * self._manifest.kv_bytes_per_token)
+        two_rows_copied = 4 * self._manifest.kv_bytes_per_token
+        bearable = max(_PADDED_BYTES, self._weight_bytes) // two_rows_copied
         return max(min(self._manifest.context_length, bearable), 2 * _TOKENS)
 
     def _layout(self, manifest: Manifest) -> Any:

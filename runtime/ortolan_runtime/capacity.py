@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from ortolan_runtime.bundle import Device, Manifest
+from ortolan_runtime.bundle import Device, KVLayout, Manifest
 from ortolan_runtime.cgroup import memory_left_bytes, own_groups
 from ortolan_runtime.errors import InvalidParameter
 
 _LEAST_TOKENS = 16
 _MIB = 1 << 20
+# How many times a step holds the cache of its rows: ``concat`` lays them side by side, and its
+# graph returns them once more.
+_COPIES: Mapping[KVLayout, int] = {"shared": 1, "static": 1, "concat": 3}
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,8 @@ def plan_capacity(
     """Return the room for ``slots`` sequences that run, and for prompts that are kept.
 
     ``kv_memory_bytes`` bounds it; the default is every slot at full context, at most half of the
-    memory that is free. Raises InvalidParameter where that is too little.
+    memory that is free, what a step copies of it included. Raises InvalidParameter where that is
+    too little.
     """
     if device == "cpu":
         return _taken_as_needed(manifest, slots, kv_memory_bytes)
@@ -43,7 +48,8 @@ def _taken_as_needed(manifest: Manifest, slots: int, limit: int | None) -> Capac
     """Return the room on the CPU, where memory is taken page by page, so that rows cost nothing."""
     each = manifest.kv_bytes_per_token
     if limit is None:
-        limit = min(slots * manifest.context_length * each, available_memory_bytes() // 2)
+        bearable = available_memory_bytes() // (2 * _COPIES[manifest.kv_layout])
+        limit = min(slots * manifest.context_length * each, bearable)
     tokens = limit // each
     if tokens < _LEAST_TOKENS:
         needed = _LEAST_TOKENS * each

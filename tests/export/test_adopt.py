@@ -15,6 +15,8 @@ from parity import Reference, worst_difference
 
 from foreign_graphs import write_config, write_export
 from ortolan_export.adopt import adopt
+from ortolan_export.config import Config
+from ortolan_export.foreign import may_have_windows
 from ortolan_export.probing import Probe
 from ortolan_runtime.bundle import open_bundle
 from ortolan_server.cli import main
@@ -355,6 +357,38 @@ def test_a_graph_that_writes_behind_each_row_bears_no_padding_when_it_returns_it
     out = tmp_path / "bundle"
     manifest = adopt(exported(is_fused=True), out)
     # The first step of a padded row is right; what it wrote is not where the next one looks.
-    concat = Probe(out, manifest).settle(False, None)
+    probe = Probe(out, manifest)
+    concat = probe.settle(may_write_in_place=False, may_have_windows=False, why_rows_meet=None)
     assert concat.masked_graph is not None
     assert (concat.kv_layout, concat.masked_graph.padding) == ("concat", "none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"sliding_window": None}, False),
+        ({"sliding_window": 4096}, True),
+        ({"sliding_window": 4096, "use_sliding_window": False}, False),
+        ({"window_size": 256}, True),
+        ({"layer_types": ["full_attention", "full_attention"]}, False),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, True),
+    ],
+)
+def test_windows_are_known_by_the_config(fields: dict[str, Any], expected: bool) -> None:
+    assert may_have_windows(Config(fields)) == expected
+
+
+def test_a_window_too_wide_to_be_tried_is_taken_for_one(
+    exported: WriteExport, tmp_path: Path
+) -> None:
+    # No window in the graph, but one in the config; a context of 1 GiB of cache cannot be tried.
+    source = exported()
+    write_config(source, sliding_window=1 << 20, max_position_embeddings=1 << 21)
+    masked = adopt(source, tmp_path / "bundle").masked_graph
+    assert masked is not None
+    assert masked.padding == "left"
+    write_config(source, sliding_window=None)
+    masked = adopt(source, tmp_path / "bundle").masked_graph
+    assert masked is not None
+    assert masked.padding == "right"

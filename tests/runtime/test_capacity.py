@@ -81,3 +81,15 @@ def test_a_gpu_that_tells_nothing_of_its_memory_wants_it_told(
         nvidia_smi(tmp_path, answer)
     with pytest.raises(InvalidParameter, match="--kv-memory"):
         plan_capacity(manifest_of(glass_bundle), "cuda", slots=4, kv_memory_bytes=None)
+
+
+def test_a_cache_that_is_copied_gets_a_third_of_the_memory_by_default(glass_bundle: Path) -> None:
+    # More slots than the memory could ever hold, so that half of it is the bound.
+    planned = {
+        layout: plan_capacity(
+            manifest_of(glass_bundle, kv_layout=layout), "cpu", slots=1 << 30, kv_memory_bytes=None
+        ).tokens
+        for layout in ("shared", "concat")
+    }
+    # What is free may change a little between the two.
+    assert planned["shared"] == pytest.approx(3 * planned["concat"], rel=0.2)
