@@ -25,8 +25,8 @@ Logits = npt.NDArray[np.float32]  # [rows, vocab]
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
-# How many of a row's likeliest tokens are looked at, and how many before that: 256 hold over 95 % of
-# the mass of real models' rows at temperature 1, and 32 decide most draws at half the price.
+# How many of a row's likeliest tokens are looked at, and how many before that. 256 hold over 95 %
+# of the mass of real models' rows at temperature 1; 32 decide most draws at half the price.
 CANDIDATES = 256
 _FIRST_CANDIDATES = 32
 # Columns of a block whose maximum stands for it when candidates are searched.
