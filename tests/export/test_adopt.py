@@ -388,7 +388,3 @@ def test_a_window_too_wide_to_be_tried_is_taken_for_one(
     masked = adopt(source, tmp_path / "bundle").masked_graph
     assert masked is not None
     assert masked.padding == "left"
-    write_config(source, sliding_window=None)
-    masked = adopt(source, tmp_path / "bundle").masked_graph
-    assert masked is not None
-    assert masked.padding == "right"
