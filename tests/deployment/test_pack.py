@@ -66,21 +66,6 @@ def test_an_archive_of_another_kind_is_refused(
 
 
 @pytest.fixture(scope="module")
-def unpacked(glass_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of an archive for this machine, unpacked."""
-    folder = tmp_path_factory.mktemp("packed")
-    archive = folder / "glass.tar.gz"
-    command = [sys.executable, "-m", "ortolan_server", "pack", str(glass_bundle), str(archive)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert " wheels, " in done.stderr
-    with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
-    (root,) = (path for path in folder.iterdir() if path.is_dir())
-    return root
-
-
-@pytest.fixture(scope="module")
 def session(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Give what happened on a machine without a network."""
     namespace = (

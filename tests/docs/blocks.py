@@ -27,6 +27,8 @@ NOT_RUN = {
     "wheels; tests/deployment/test_pack.py packs",
     "docs/deployment.md: tar xf my-model.tar.gz": "needs root for /opt; "
     "tests/deployment/test_pack.py installs and serves without a network",
+    "docs/deployment.md: ortolan pack ./my-bundle my-model.tar.gz --python 3.13": "needs podman "
+    "and root; tests/deployment/test_container.py builds and runs the image",
     "docs/deployment.md: kubectl create secret generic ortolan-keys --from-file=keys.json": "needs "
     "a cluster; tests/deployment/test_kubernetes.py and tests/clients hold the manifests",
     "docs/scaling.md: sed 's|--offline|--offline --port %i|; s|usage.jsonl|usage-%i.jsonl|' "
