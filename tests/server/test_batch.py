@@ -320,7 +320,7 @@ def test_an_engine_that_dies_ends_the_batch_and_writes_no_failures(
     requests = [line(str(i), max_tokens=30, ignore_eos=True) for i in range(20)]
     source, target = write(tmp_path / "in.jsonl", list(requests)), tmp_path / "out.jsonl"
     with Engine.open(babbling_bundle, EngineOptions(slots=2, threads=1)) as engine:
-        real, steps = engine._stepper.step, iter(range(50))
+        real, steps = engine._stepper.step, iter(range(200))
 
         def step() -> object:
             next(steps)  # StopIteration at last, as any fault of our own would be raised

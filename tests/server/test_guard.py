@@ -18,7 +18,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: appli
 @pytest.fixture(scope="module")
 def hasty(babbling_bundle: Path) -> Iterator[Server]:
     """Give a server with little patience."""
-    patience = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "stalled_reader_timeout_s": 0.5}
+    patience = {"header_timeout_s": 0.8, "body_timeout_s": 0.4, "stalled_reader_timeout_s": 0.5}
     with serving(babbling_bundle, max_header_bytes=4096, max_connections=20, **patience) as server:
         yield server
 
@@ -66,7 +66,7 @@ def test_slow_bytes_do_not_extend_the_deadline(hasty: Server) -> None:
                 time.sleep(0.1)
         except OSError:
             pass
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 2.5
 
 
 @pytest.mark.parametrize("count", [1, 100])
@@ -147,7 +147,7 @@ def test_an_idle_connection_may_wait_between_requests(hasty: Server) -> None:
             while not raw.endswith(b"}"):
                 raw += connection.recv(4096)
             assert raw.startswith(b"HTTP/1.1 200")
-            time.sleep(0.8)
+            time.sleep(1.2)
 
 
 def test_garbage_behind_a_request_does_not_get_into_its_answer(hasty: Server) -> None:
