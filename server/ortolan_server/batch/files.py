@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 
 from ortolan_runtime.errors import OrtolanError
-from ortolan_server.batch.answering import Answerer
+from ortolan_server.batch.answering import Answer
 from ortolan_server.batch.lines import Document, Line, LineError, error_of, prefix_key, read_line
 from ortolan_server.responses import encode
 
@@ -27,6 +27,13 @@ Report = Callable[["Progress"], None]
 
 class BatchError(OrtolanError):
     """A file of the batch cannot be used; the message says which and why."""
+
+
+class LineAnswerer(Protocol):
+    """What answers lines: one engine here, or those of a cluster."""
+
+    def answer(self, lines: Iterable[Line]) -> Iterator[Answer]:
+        """Yield the answer of each line, as they end. Raises EngineClosed."""
 
 
 class _Answered(msgspec.Struct):
@@ -85,7 +92,7 @@ class _Place:
     length: int
 
 
-def run_file(answerer: Answerer, source: Path, target: Path, report: Report) -> Progress:
+def run_file(answerer: LineAnswerer, source: Path, target: Path, report: Report) -> Progress:
     """Answer every line of ``source`` in ``target``; ``report`` hears of each step.
 
     Raises BatchError, and EngineClosed when the engine dies.
