@@ -36,6 +36,8 @@ NOT_RUN = {
     "tests/deployment/test_systemd.py runs its first line and checks what it makes",
     "docs/scaling.md: pip install 'ortolan[cpu,ray]'": "installs Ray and serves for ever; "
     "tests/deployment/test_ray.py runs a cluster where Ray is installed",
+    "docs/batch.md: pip install 'ortolan[cpu,ray]'": "installs Ray; "
+    "tests/deployment/test_ray_batch.py runs the command where Ray is installed",
     "docs/gpu.md: ortolan export ./Llama-3.2-1B ./llama --for tensorrt --context-length 4096": ""
     "needs a GPU with TensorRT; tests/export/test_targets.py makes such bundles without one",
     "docs/performance.md: # llama.cpp, from the source package on PyPI; needs a C++ compiler; "
