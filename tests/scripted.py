@@ -168,6 +168,15 @@ def write_bundle(
     return folder
 
 
+def write_babbling_bundle(folder: Path) -> Path:
+    """Write a bundle that never ends by itself, context 65,536; return its folder."""
+    tokenizer = byte_level_tokenizer("hello", " world")
+    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
+    return write_bundle(
+        folder, tokenizer, token_table=table, context_length=1 << 16, name="babbling"
+    )
+
+
 def _merges(words: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Return merges that make each word out of its characters, and put the steps into ``vocab``."""
     merges = []

@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -130,26 +129,18 @@ class Engine:
         capacity = plan_capacity(
             manifest, device, slots=options.slots, kv_memory_bytes=options.kv_memory_bytes
         )
-
-        def load() -> Model:
-            model = Model(
-                bundle,
-                rows=capacity.rows,
-                length=capacity.length,
-                threads=options.threads or default_threads(),
-                device=device,
-                spin=options.spin,
-                relaxed=options.relaxed,
-                provider_options=provider_options,
-            )
-            check_golden(model, manifest, rows=options.slots)
-            return model
-
-        # onnxruntime loads on one thread, without Python's lock, which the tokenizer holds.
-        with ThreadPoolExecutor(1) as background:
-            loading = background.submit(load)
-            tokenizer = open_tokenizer(bundle)
-            model = loading.result()
+        tokenizer = open_tokenizer(bundle)
+        model = Model(
+            bundle,
+            rows=capacity.rows,
+            length=capacity.length,
+            threads=options.threads or default_threads(),
+            device=device,
+            spin=options.spin,
+            relaxed=options.relaxed,
+            provider_options=provider_options,
+        )
+        check_golden(model, manifest, rows=options.slots)
         cache = KVCache(model, rows=capacity.rows, budget_tokens=capacity.tokens)
         scheduler = Scheduler(
             cache,

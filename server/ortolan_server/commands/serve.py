@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,26 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises OrtolanError."""
-    _import_in_background("ortolan_server.serve")
     from ortolan_server.listening import listen
     from ortolan_server.logs import configure_logging
     from ortolan_server.sd_notify import notifier
+    from ortolan_server.serve import run_server
 
     configurable: Configurable = arguments.configurable
     arguments = applied(configurable.settings(arguments, os.environ))
     configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
     with closing(listen(settings)) as listener, _engines(arguments) as engines:
-        from ortolan_server.serve import run_server
-
         return run_server(
             engines, settings, listener, load=_replacement, notify=notifier(os.environ)
         )
-
-
-def _import_in_background(module: str) -> None:
-    """Import a module while the weights are loaded, which is most of the start."""
-    threading.Thread(target=import_module, args=(module,), daemon=True).start()
 
 
 @contextmanager
