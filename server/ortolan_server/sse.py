@@ -15,13 +15,20 @@ HEADERS = {
     "x-accel-buffering": "no",
 }
 
+# Ends of lines to many clients' line readers, though not to server-sent events; and to JSON no more
+# than characters of a string, which may be escaped.
+_LINE_ENDS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\x85\u2028\u2029"]
+
 _encoder = msgspec.json.Encoder()
 
 
 def event(document: dict[str, Any]) -> bytes:
     """Return one event with ``document`` as its data."""
     # JSON escapes line breaks, so the data is one line.
-    return b"data: " + _encoder.encode(document) + b"\n\n"
+    data = _encoder.encode(document)
+    for character, escaped in _LINE_ENDS:
+        data = data.replace(character, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 def events(documents: Iterable[dict[str, Any]]) -> bytes:

@@ -110,6 +110,7 @@ LINES = {
     80: ["hello", " world", -1],
     100: [0xBF, *b"ok", 0xE6, 0xBC, *b"ok", EOS],
     120: ["\n\n", "abc", EOS],
+    140: [*"a\u2028b\u2029c\x85d".encode(), EOS],
 }
 
 

@@ -313,6 +313,16 @@ def test_the_shape_of_a_stream(plain: Server, fields: dict[str, Any], has_usage:
     assert reasons[-1] == "length"
 
 
+def test_no_character_of_the_text_ends_a_line_of_the_stream(actor: Server) -> None:
+    """httpx, like str.splitlines, ends a line at U+0085, U+2028 and U+2029 as well."""
+    body = actor.body("x" * 140, stream=True, max_tokens=20)
+    with actor.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert [line for line in lines if not line.startswith("data: ")] == []
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert joined(chunks) == "a\u2028b\u2029c\x85d"
+
+
 def test_the_openai_package_reads_the_stream(plain: Server) -> None:
     """A-SSE-01."""
     with openai.OpenAI(base_url=f"{plain.url}/v1", api_key="x") as client:
