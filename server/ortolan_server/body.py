@@ -82,6 +82,7 @@ def _decode_leniently(raw: bytes, error: Exception) -> object:
         raise _bad_json(f"is no valid JSON ({error})") from None
     try:
         value: object = json.loads(raw)
+        json.dumps(value, ensure_ascii=False).encode()  # fails on a lone surrogate
     except (ValueError, RecursionError):
         raise _bad_json(f"is no valid JSON ({error})") from None
     return value

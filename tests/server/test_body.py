@@ -34,7 +34,9 @@ def test_numbers_that_are_none_are_let_through_to_their_field() -> None:
     assert decode_json(b"[1e999, -Infinity]") == [math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\\ud800"', b"NaN NaN", b"{'a': 1}"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"\xff", b'"\\ud800"', b'["\\ud800", NaN]', b"NaN NaN", b"{'a': 1}"]
+)
 def test_what_is_no_json_is_the_clients_fault(raw: bytes) -> None:
     """Whatever exception the decoder has for it."""
     with pytest.raises(ApiError) as caught:
