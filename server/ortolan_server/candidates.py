@@ -28,7 +28,7 @@ class Candidate:
 
     def take(self, event: Event) -> None:
         """Count an event. Raises ApiError when it tells of a failure."""
-        self.characters += len(event.text)
+        self.characters += sum(len(token.text) for token in event.tokens)
         self.completion_tokens += event.new_tokens
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.prompt_scores = event.prompt or self.prompt_scores

@@ -20,9 +20,9 @@ class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """New output of one choice; the whole of it when the request does not stream.
 
-    ``offset`` counts the characters that the choice has generated before ``text``. ``prompt`` is
-    the choice's prompt, to be shown with the piece that ``is_first``. ``finish`` is set on the
-    choice's last piece alone.
+    ``offset`` counts the choice's characters before the first of ``tokens``, some of which may have
+    come with an earlier piece's text. ``prompt`` is the choice's prompt, to be shown with the piece
+    that ``is_first``. ``finish`` is set on the choice's last piece alone.
     """
 
     index: int

@@ -89,6 +89,17 @@ def test_the_four_arrays_of_logprobs_are_cut_with_the_text(
         assert all(offset <= end for offset in arrays["text_offset"])
 
 
+def test_offsets_of_a_stream_do_not_depend_on_what_was_held_back(actor: Server) -> None:
+    """The text of a token may be out before the token, all but what may begin a stop string."""
+    fields: dict[str, Any] = {"max_tokens": 9, "logprobs": 1, "stop": ["c\u0001never"]}
+    whole = actor.complete("x" * 120, **fields)["choices"][0]["logprobs"]
+    chunks = actor.stream("x" * 120, **fields)
+    scored = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
+    assert joined(chunks) == "\n\nabc"
+    assert [offset for part in scored if part for offset in part["text_offset"]] == [120, 122, 125]
+    assert whole["text_offset"] == [120, 122, 125]
+
+
 def test_logprobs_hold_at_an_end_by_token(actor: Server) -> None:
     """A-STOP-03, ended by EOS."""
     choice = actor.complete("x" * 60, max_tokens=20, logprobs=2)["choices"][0]

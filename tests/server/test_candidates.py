@@ -69,10 +69,16 @@ def test_an_event_without_news_is_no_piece_unless_the_prompt_is_echoed() -> None
 
 
 def test_offsets_count_what_was_said_before() -> None:
-    """In characters."""
+    """In characters; a token whose text came out in part before it begins with that part."""
     both = candidates()
-    pieces = [both.piece(0, Event(text=text, new_tokens=1)) for text in ("é", "日本", "x")]
-    assert [piece.offset for piece in pieces if piece] == [0, 1, 3]
+    said = [("é", ("é",)), ("日", ()), ("本x", ("日本", "x")), ("y", ("y",))]
+    pieces = [
+        both.piece(
+            0, Event(text=text, tokens=tuple(TokenScore(1, t) for t in tokens), new_tokens=1)
+        )
+        for text, tokens in said
+    ]
+    assert [piece.offset for piece in pieces if piece] == [0, 1, 1, 4]
 
 
 @pytest.mark.parametrize(("reason", "status"), [("error", 500), ("cancelled", 503)])
