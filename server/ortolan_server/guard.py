@@ -1,7 +1,8 @@
 """Deadlines and limits below HTTP that uvicorn does not have, and disconnects that it misses.
 
 A client has so long to send its header and its body, so many header bytes, and so long to read what
-was sent. A pipelined request must not hide that the client has left.
+was sent. A pipelined request must not hide that the client has left. An offer to speak another
+protocol must not cost a request its body.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ortolan_server.errors import INVALID_REQUEST
@@ -39,6 +41,7 @@ class _Guarded(HttpToolsProtocol):
         self._header_bytes = 0
         self._is_in_header = True
         self._is_refused = False
+        self._is_repeating = False
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -65,19 +68,29 @@ class _Guarded(HttpToolsProtocol):
                 limit = self.limits.max_header_bytes
                 self._refuse(431, f"the request's header must be <= {limit} bytes")
                 return
-        super().data_received(data)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "the request is no valid HTTP")
+        self._unset_keepalive_if_required()
+        self._feed(data)
 
     def on_message_begin(self) -> None:
+        if self._is_repeating:
+            return
         self._is_in_header = True
         self._header_bytes = 0
         if self._deadline is None:
             self._arm(self.limits.header_timeout_s)
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._is_repeating:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_repeating:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._is_repeating:
+            return
         self._is_in_header = False
         self._arm(self.limits.body_timeout_s)
         super().on_headers_complete()
@@ -88,6 +101,8 @@ class _Guarded(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # only its head is complete: see _decline_upgrade
         self._disarm()
         super().on_message_complete()
 
@@ -100,6 +115,29 @@ class _Guarded(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._forget_stall()
         super().resume_writing()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, "the request is no valid HTTP")
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Go on with ``rest`` as HTTP/1.1, behind the head of a request that offered more.
+
+        Java's HttpClient offers HTTP/2 with every request. The parser takes what follows for the
+        other protocol; a new one is told of the head without the offer, and finds the body.
+        """
+        lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._is_repeating = True
+        self._feed(b"\r\n".join([b"POST / HTTP/1.1", *lines, b"", b""]))
+        self._is_repeating = False
+        if rest and not self._is_refused:
+            self._feed(rest)
 
     def _end_requests(self) -> None:
         """Tell every request that nobody reads its answer any more; what it sends is dropped."""

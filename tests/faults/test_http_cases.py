@@ -13,6 +13,12 @@ from sockets import completion, exchange, request
 CHUNKED = "transfer-encoding: chunked"
 JSON = "content-type: application/json"
 FINE = b'{"model": "babbling", "prompt": "x", "max_tokens": 1}'
+# What Java's HttpClient sends with every request to http://.
+HTTP2_OFFER = (
+    "connection: Upgrade, HTTP2-Settings",
+    "http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA",
+    "upgrade: h2c",
+)
 AT_LIMIT = FINE + b" " * ((32 << 10) - len(FINE))
 
 
@@ -32,10 +38,10 @@ def with_field(value: str, field: str = "max_tokens") -> bytes:
     )
 
 
-def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    """Return a completion request whose body comes in chunks."""
+def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n", lines: tuple[str, ...] = ()) -> bytes:
+    """Return a completion request whose body comes in chunks; ``lines`` are further headers."""
     parts = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return request("POST", "/v1/completions", None, CHUNKED, JSON) + parts + end
+    return request("POST", "/v1/completions", None, CHUNKED, JSON, *lines) + parts + end
 
 
 NO_HTTP = [
@@ -126,6 +132,28 @@ ROUTES = [
     Case("slash at the end", request("GET", "/health/"), 200),
     Case(
         "upgrade", request("GET", "/health", None, "upgrade: websocket", "connection: upgrade"), 200
+    ),
+    Case("offer of HTTP/2", request("GET", "/health", None, *HTTP2_OFFER), 200),
+    Case(
+        "offer of HTTP/2 and a body",
+        request("POST", "/v1/completions", FINE, *HTTP2_OFFER),
+        200,
+    ),
+    Case("offer of HTTP/2 and chunks", chunked(FINE[:9], FINE[9:], lines=HTTP2_OFFER), 200),
+    Case(
+        "offer of HTTP/2 and a body over the limit",
+        request("POST", "/v1/completions", AT_LIMIT + b" ", *HTTP2_OFFER),
+        413,
+    ),
+    Case(
+        "offer of HTTP/2 and a body that never ends",
+        request("POST", "/v1/completions", FINE, *HTTP2_OFFER)[:-1],
+        408,
+    ),
+    Case(
+        "offer of HTTP/2 and a coding that is none",
+        request("POST", "/v1/completions", None, "transfer-encoding: rot13", *HTTP2_OFFER),
+        400,
     ),
     Case("blank lines first", b"\r\n\r\n" + request("GET", "/health"), 200),
     Case("unknown model", request("GET", "/v1/models/none"), 404),
