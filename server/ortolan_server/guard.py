@@ -2,7 +2,7 @@
 
 A client has so long to send its header and its body, so many header bytes, and so long to read what
 was sent. A pipelined request must not hide that the client has left. An offer to speak another
-protocol must not cost a request its body.
+protocol must not cost a request its body, and HTTP/1.0 knows no chunks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ortolan_server.errors import INVALID_REQUEST
@@ -155,6 +156,8 @@ class _Guarded(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] != "1.1":
+            app = _without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _arm(self, seconds: float) -> None:
@@ -193,3 +196,26 @@ class _Guarded(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """Return ``app`` for a client of HTTP/1.0, whose stream the end of the connection ends.
+
+    uvicorn frames everything whose length is not known in chunks.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream = False
+
+        async def send_plainly(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                is_stream = all(name != b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = False if is_stream else None
+            elif is_stream:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return answer

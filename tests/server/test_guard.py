@@ -191,3 +191,17 @@ def test_an_offer_of_http2_is_declined_and_the_connection_goes_on(hasty: Server)
             raw += part
     assert raw.count(b"HTTP/1.1 200 OK") == 2
     assert raw.count(b'"finish_reason":"length"') == 2
+
+
+def test_a_stream_over_http_1_0_has_no_chunks(hasty: Server) -> None:
+    """The end of the connection ends it."""
+    body = json.dumps(hasty.body(max_tokens=3, stream=True)).encode()
+    with connect(hasty) as connection:
+        head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        raw = b""
+        while part := connection.recv(65536):
+            raw += part
+    head, _, stream = raw.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert [part[:7] for part in stream.split(b"\n\n")] == [b"data: {"] * 3 + [b"data: [", b""]
