@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from engines import engine_on
+
+from ortolan_runtime.engine import Engine
 from ortolan_runtime.text import Tokenizer
 from scripted import by_token, byte_ids, byte_level_tokenizer, write_bundle
 
@@ -100,3 +103,10 @@ def alphabet_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(
         folder, raw, token_table=table, eos=(eos,), context_length=128, name="alphabet"
     )
+
+
+@pytest.fixture(scope="module")
+def engine(alphabet_bundle: Path) -> Iterator[Engine]:
+    """Give an engine that says the alphabet."""
+    with engine_on(alphabet_bundle, slots=4) as engine:
+        yield engine

@@ -26,6 +26,7 @@ from ortolan_runtime.stepper import Stepper
 from ortolan_runtime.text import Tokenizer
 
 TIMEOUT_S = 60.0
+GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 
 @dataclass
@@ -116,6 +117,17 @@ def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Outc
     """Run all requests at once."""
     sink = Sink()
     return sink.wait_for(engine.submit_all(requests, sink))
+
+
+def ids_of(engine: Engine, text: str) -> list[int]:
+    """Return the tokens of ``text``."""
+    return engine.tokenizer.encode(text)
+
+
+def run(engine: Engine, text: str, **fields: Any) -> Outcome:
+    """Run one greedy request."""
+    (outcome,) = together(engine, [request(ids_of(engine, text), **GREEDY, **fields)])
+    return outcome
 
 
 def alone(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Outcome]:

@@ -5,12 +5,11 @@ Most tests run a model that says the alphabet: "a" is followed by "b", and "z" b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Outcome, Sink, engine_on, request, together
+from engines import Sink, engine_on, ids_of, request, run, together
 
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.errors import (
@@ -18,23 +17,6 @@ from ortolan_runtime.errors import (
     ContextLengthExceeded,
     InvalidParameter,
 )
-
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-
-
-@pytest.fixture(scope="module")
-def engine(alphabet_bundle: Path) -> Iterator[Engine]:
-    with engine_on(alphabet_bundle, slots=4) as engine:
-        yield engine
-
-
-def ids_of(engine: Engine, text: str) -> list[int]:
-    return engine.tokenizer.encode(text)
-
-
-def run(engine: Engine, text: str, **fields: Any) -> Outcome:
-    (outcome,) = together(engine, [request(ids_of(engine, text), **GREEDY, **fields)])
-    return outcome
 
 
 def test_a_text_goes_on_until_the_eos(engine: Engine) -> None:

@@ -6,33 +6,15 @@ The model says the alphabet; see conftest.py. A ``Gate`` stops it before each ru
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engines import Gate, Outcome, Sink, engine_around, engine_on, request, together
+from engines import GREEDY, Gate, Sink, engine_around, engine_on, ids_of, request, run
 
 from ortolan_runtime.engine import Engine
 from ortolan_runtime.errors import EngineBusy, EngineClosed
 from ortolan_runtime.events import Event
-
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-
-
-@pytest.fixture(scope="module")
-def engine(alphabet_bundle: Path) -> Iterator[Engine]:
-    with engine_on(alphabet_bundle, slots=4) as engine:
-        yield engine
-
-
-def ids_of(engine: Engine, text: str) -> list[int]:
-    return engine.tokenizer.encode(text)
-
-
-def run(engine: Engine, text: str, **fields: Any) -> Outcome:
-    (outcome,) = together(engine, [request(ids_of(engine, text), **GREEDY, **fields)])
-    return outcome
 
 
 def test_leaving_generate_early_ends_the_sequence(alphabet_bundle: Path) -> None:
