@@ -71,8 +71,8 @@ class LogitBias(msgspec.Struct, frozen=True, kw_only=True):
         if len(key) <= 19 and key.isascii() and key.isdigit() and key == str(int(key)):
             if int(key) < facts.vocab_size:
                 return int(key)
-        if self.allows_text:
-            ids = facts.tokenizer.encode(key[:_MAX_KEY_CHARACTERS], add_special_tokens=False)
+        if self.allows_text and len(key) <= _MAX_KEY_CHARACTERS:
+            ids = facts.tokenizer.encode(key, add_special_tokens=False)
             if len(ids) == 1:
                 return ids[0]
         also = ", or text that is one token" if self.allows_text else ""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from ortolan_runtime.text import Tokenizer
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import DIALECTS
 from ortolan_server.errors import ApiError
 from ortolan_server.fields import Field, FieldTable, read_values
-from ortolan_server.kinds import Facts, Flag, Integer, Number, Text
+from ortolan_server.inputs import LogitBias
+from ortolan_server.kinds import Facts, Flag, Integer, Number, Refused, Text
 from ortolan_server.request import CompletionRequest
+from scripted import byte_level_tokenizer
 
 TABLE = FieldTable(
     dialect="test",
@@ -74,6 +78,27 @@ def test_a_missing_field_is_explained_by_the_name_that_is_near(facts: Facts) -> 
     error = refusal({"wrod": "x"}, facts)
     assert error.param == "word"
     assert "is `wrod` meant to be it?" in error.message
+
+
+def test_only_the_first_names_of_a_body_are_compared_with_a_missing_one(facts: Facts) -> None:
+    """A body may hold a hundred thousand, and the event loop waits meanwhile."""
+    crowd = {f"{number:07d}": 1 for number in range(64)}
+    assert refusal(crowd | {"wrod": "x"}, facts).message == (
+        "`word` is required and must not be null (test dialect)"
+    )
+
+
+def test_a_key_that_begins_with_a_token_is_not_that_token(tmp_path: Path) -> None:
+    """However long it is: the whole of it must be one."""
+    longest = "x" + "y" * 255
+    raw = byte_level_tokenizer(longest)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json", bos_token_id=None, eos_token_ids=())
+    facts = Facts(model="m", vocab_size=tokenizer.vocab_size, context_length=9, tokenizer=tokenizer)
+    token = raw.token_to_id(longest)
+    assert LogitBias(allows_text=True).read({longest: 1}, facts) == {token: 1.0}
+    with pytest.raises(Refused):
+        LogitBias(allows_text=True).read({f"{longest}y": 1}, facts)
 
 
 def test_unknown_fields_are_told_of_or_refused_when_strict(facts: Facts) -> None:
