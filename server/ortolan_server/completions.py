@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.events import Event
+from ortolan_runtime.params import GenerationRequest
 from ortolan_server import sse
 from ortolan_server.body import read_json
 from ortolan_server.bridge import Subscription
@@ -26,13 +28,7 @@ from ortolan_server.fields import FieldTable, nearest_name
 from ortolan_server.keys import Key
 from ortolan_server.models import Models, Served
 from ortolan_server.observation import Observation, Observer
-from ortolan_server.prompts import (
-    Limits,
-    character_count,
-    make_sequences,
-    prepare_prompts,
-    read_request,
-)
+from ortolan_server.prompts import Limits, character_count, prepare, read_request
 from ortolan_server.reply import Frame, Piece, PromptPart, Usage
 from ortolan_server.request import CompletionRequest
 from ortolan_server.responses import end_stream, send_json, send_part, start_stream, watching
@@ -96,9 +92,9 @@ class CompletionEndpoint:
         with service.models.answering(served):
             request, ignored = self._read(body, served, key_of(scope))
             observation.is_stream = request.stream
-            prompts = await _prepare(request, served)
             frame = self._frame(request, served)
-            subscription = _submit(request, prompts, frame, served, service.limits, observation)
+            prompts, sequences = await _prepare(frame, served, service.limits)
+            subscription = _submit(sequences, served, observation)
             candidates = Candidates(request, prompts)
             observation.usage = candidates.usage
             reply = _Reply(self._dialect, service, frame, candidates, observation)
@@ -240,27 +236,22 @@ class _Reply:
         return b"" if document is None else sse.event(document)
 
 
-async def _prepare(request: CompletionRequest, served: Served) -> list[PromptPart]:
+async def _prepare(
+    frame: Frame, served: Served, limits: Limits
+) -> tuple[list[PromptPart], list[GenerationRequest]]:
+    work = partial(prepare, frame.request, seed=frame.seed, facts=served.facts, limits=limits)
     try:
-        if character_count(request) <= _FEW_CHARACTERS:
-            return prepare_prompts(request, served.facts)
-        return await asyncio.to_thread(prepare_prompts, request, served.facts)
+        if character_count(frame.request) <= _FEW_CHARACTERS:
+            return work()
+        return await asyncio.to_thread(work)
     except OrtolanError as error:
         raise from_runtime(error) from error
 
 
 def _submit(
-    request: CompletionRequest,
-    prompts: list[PromptPart],
-    frame: Frame,
-    served: Served,
-    limits: Limits,
-    observation: Observation,
+    sequences: list[GenerationRequest], served: Served, observation: Observation
 ) -> Subscription:
     try:
-        sequences = make_sequences(
-            request, prompts, seed=frame.seed, facts=served.facts, limits=limits
-        )
         subscription = served.bridge.subscribe(sequences, observation)
     except OrtolanError as error:
         raise from_runtime(error) from error

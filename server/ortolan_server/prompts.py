@@ -1,4 +1,4 @@
-"""From a canonical request to what the engine takes: prompts as ids, one sequence per candidate."""
+"""From a decoded body to what the engine takes: the canonical request, then its sequences."""
 
 from __future__ import annotations
 
@@ -61,27 +61,21 @@ def check_model(request: CompletionRequest, served: Sequence[str]) -> None:
         raise model_not_found(request.model, served)
 
 
-def prepare_prompts(request: CompletionRequest, facts: Facts) -> list[PromptPart]:
-    """Return the prompts as ids with their text; holds a core for long prompts. Raises ApiError."""
-    return [_prompt_part(prompt, request, facts) for prompt in request.prompts]
-
-
 def character_count(request: CompletionRequest) -> int:
-    """Return about how many characters there are to encode."""
-    return sum(len(prompt) for prompt in request.prompts)
+    """Return about how many characters ``prepare`` has to encode."""
+    return sum(len(text) for text in (*request.prompts, *request.bad_words))
 
 
-def make_sequences(
-    request: CompletionRequest,
-    prompts: list[PromptPart],
-    *,
-    seed: int,
-    facts: Facts,
-    limits: Limits,
-) -> list[GenerationRequest]:
-    """Return one sequence per candidate, prompt by prompt. Raises ApiError."""
+def prepare(
+    request: CompletionRequest, *, seed: int, facts: Facts, limits: Limits
+) -> tuple[list[PromptPart], list[GenerationRequest]]:
+    """Return the prompts as ids with their text, and one sequence per candidate, prompt by prompt.
+
+    Holds a core for long texts. Raises ApiError and InvalidParameter.
+    """
+    prompts = [_prompt_part(prompt, request, facts) for prompt in request.prompts]
     bad_words = _bad_words(request, facts.tokenizer)
-    return [
+    return prompts, [
         _sequence(
             request,
             prompt,

@@ -103,19 +103,14 @@ class TokenizerRoutes:
         served, values = await self._read(scope, receive, self._tokenize)
         tokenizer = served.facts.tokenizer
         try:
-            ids = await asyncio.to_thread(
-                tokenizer.encode,
-                values["prompt"],
-                add_special_tokens=values["add_special_tokens"],
-            )
+            ids, texts = await asyncio.to_thread(_encoded, values, tokenizer)
         except InvalidParameter as error:
             raise from_runtime(error) from error
-        texts = [tokenizer.token_text(id) for id in ids]
         return {
             "count": len(ids),
             "max_model_len": served.facts.context_length,
             "tokens": ids,
-            "token_strs": texts if values["return_token_strs"] else None,
+            "token_strs": texts,
         }
 
     async def detokenize(self, scope: Scope, receive: Receive) -> Document:
@@ -157,6 +152,13 @@ class TokenizerRoutes:
         if name not in (None, served.name):
             raise model_not_found(name, self._models.names(key))
         return served
+
+
+def _encoded(values: Document, tokenizer: Tokenizer) -> tuple[list[int], list[str] | None]:
+    """Return the ids of a text, with the text of each where that is wanted."""
+    ids = tokenizer.encode(values["prompt"], add_special_tokens=values["add_special_tokens"])
+    wants_texts = values["return_token_strs"]
+    return ids, [tokenizer.token_text(id) for id in ids] if wants_texts else None
 
 
 def _text_of(id: int | None, tokenizer: Tokenizer) -> str | None:

@@ -34,8 +34,8 @@ from ortolan_server.bridge import SequenceEngine
 from ortolan_server.candidates import Candidates
 from ortolan_server.errors import ApiError, from_runtime, invalid_value
 from ortolan_server.facts import Loaded, facts_of, fingerprint_of
-from ortolan_server.prompts import Limits, make_sequences, prepare_prompts, read_request
-from ortolan_server.reply import Frame, PromptPart
+from ortolan_server.prompts import Limits, prepare, read_request
+from ortolan_server.reply import Frame
 from ortolan_server.request import CompletionRequest
 from ortolan_server.responses import encode
 
@@ -69,7 +69,7 @@ class _Job:
     line: Line
     frame: Frame
     candidates: Candidates
-    ids: Sequence[int] = ()
+    ids: Sequence[int]
 
 
 class Answerer:
@@ -118,21 +118,20 @@ class Answerer:
         )
         if request.stream:
             raise invalid_value("stream", "`stream` must be false in a batch")
+        frame = self._frame(line, request)
         try:
-            prompts = prepare_prompts(request, self._facts)
-            job = self._job(line, request, prompts)
-            sequences = make_sequences(
-                request, prompts, seed=job.frame.seed, facts=self._facts, limits=self._limits
+            prompts, sequences = prepare(
+                request, seed=frame.seed, facts=self._facts, limits=self._limits
             )
-            job.ids = self._engine.submit_all(sequences, sink)
+            ids = self._engine.submit_all(sequences, sink)
         except EngineClosed:
             raise
         except OrtolanError as error:
             raise from_runtime(error) from error
-        return job
+        return _Job(line, frame, Candidates(request, prompts), ids)
 
-    def _job(self, line: Line, request: CompletionRequest, prompts: list[PromptPart]) -> _Job:
-        frame = Frame(
+    def _frame(self, line: Line, request: CompletionRequest) -> Frame:
+        return Frame(
             id=f"{line.dialect.id_prefix}{secrets.token_hex(12)}",
             created_s=time.time(),
             model=self._facts.model,
@@ -141,7 +140,6 @@ class Answerer:
             request=request,
             tokenizer=self._facts.tokenizer,
         )
-        return _Job(line, frame, Candidates(request, prompts))
 
     def _take(self, sink: CollectingSink, running: dict[int, tuple[_Job, int]]) -> Iterator[Answer]:
         """Wait for one event; yield the answer that it ends, if any. Raises EngineClosed."""
