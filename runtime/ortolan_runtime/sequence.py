@@ -42,6 +42,7 @@ class Sequence:
             request.prompt,
             stop=request.stop,
             include_stop=request.include_stop_in_output,
+            min_tokens=request.min_tokens,
             skip_special_tokens=request.skip_special_tokens,
         )
 

@@ -229,6 +229,7 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._include_stop = include_stop
         self._held = ""
+        self._spared = 0  # how much of the beginning of what is held no stop string may end in
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text that can go out now, and whether a stop string ended the sequence."""
@@ -239,18 +240,31 @@ class StopMatcher:
             released = self._held[: end if self._include_stop else start]
             self._held = ""
             return released, True
-        keep = self._possible_beginning()
-        released = self._held[: len(self._held) - keep]
-        self._held = self._held[len(released) :]
-        return released, False
+        return self._release(), False
+
+    def spare(self, text: str) -> str:
+        """Return the text that can go out now; a stop string may begin in ``text``, but not end."""
+        self._held += text
+        self._spared = len(self._held)
+        return self._release()
 
     def flush(self) -> str:
         """Return the held text, at an ending that is no stop string."""
         released, self._held = self._held, ""
         return released
 
+    def _release(self) -> str:
+        keep = self._possible_beginning()
+        released = self._held[: len(self._held) - keep]
+        self._held = self._held[len(released) :]
+        self._spared = max(0, self._spared - len(released))
+        return released
+
     def _first_match(self) -> tuple[int, int] | None:
-        found = ((self._held.find(stop), len(stop)) for stop in self._stops)
+        found = (
+            (self._held.find(stop, max(0, self._spared + 1 - len(stop))), len(stop))
+            for stop in self._stops
+        )
         spans = [(start + length, start) for start, length in found if start >= 0]
         if not spans:
             return None
@@ -268,7 +282,10 @@ class StopMatcher:
 
 
 class TextStream:
-    """One sequence's output: tokens go in, final text and the tokens that made it come out."""
+    """One sequence's output: tokens go in, final text and the tokens that made it come out.
+
+    No stop string ends in the text of the first ``min_tokens`` tokens.
+    """
 
     def __init__(
         self,
@@ -277,11 +294,13 @@ class TextStream:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
         self._decoder = IncrementalDecoder(
             tokenizer, prompt, skip_special_tokens=skip_special_tokens
         )
+        self._tokens_to_spare = min_tokens
         self._matcher = StopMatcher(stop, include_stop=include_stop)
         self._pending: list[TokenScore] = []
         self._pending_characters = 0  # of released text that no released token accounts for yet
@@ -291,7 +310,8 @@ class TextStream:
         """Take a generated token; return the text that is final now and the tokens it completes."""
         piece = self._decoder.push(token.id)
         self._pending.append(msgspec.structs.replace(token, text=piece))
-        text, self.has_stopped = self._matcher.push(piece)
+        text = self._match(piece)
+        self._tokens_to_spare -= 1
         return text, self._cut(text) if self.has_stopped else self._release(text)
 
     def finish(self, silent: TokenScore | None = None) -> tuple[str, tuple[TokenScore, ...]]:
@@ -303,13 +323,20 @@ class TextStream:
         if rest:  # it belongs to the last token that was held
             last = self._pending[-1]
             self._pending[-1] = msgspec.structs.replace(last, text=last.text + rest)
-        text, self.has_stopped = self._matcher.push(rest)
+        text = self._match(rest)
         if self.has_stopped:
             return text, self._cut(text)
         if silent is not None:
             self._pending.append(msgspec.structs.replace(silent, text=""))
         tokens, self._pending = tuple(self._pending), []
         return text + self._matcher.flush(), tokens
+
+    def _match(self, piece: str) -> str:
+        """Return the text that ``piece`` makes final."""
+        if self._tokens_to_spare > 0:
+            return self._matcher.spare(piece)
+        text, self.has_stopped = self._matcher.push(piece)
+        return text
 
     def _release(self, text: str) -> tuple[TokenScore, ...]:
         """Return the pending tokens whose text lies wholly in what has been released."""

@@ -91,6 +91,17 @@ def test_no_end_token_comes_before_min_tokens(engine: Engine) -> None:
     assert outcome.ids[1] not in engine.tokenizer.eos_token_ids
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("b", "bcdefghijk"), ("cd", "bcdefghijk"), ("d", "bcdefghijk"), ("cde", "b"), ("fg", "bcde")],
+)
+def test_no_stop_string_ends_the_text_before_min_tokens(
+    engine: Engine, stop: str, text: str
+) -> None:
+    """It may begin before."""
+    assert run(engine, "a", max_tokens=10, min_tokens=3, stop=(stop,)).text == text
+
+
 def test_no_stop_token_comes_before_min_tokens(engine: Engine) -> None:
     stop = tuple(ids_of(engine, "e"))
     outcome = run(engine, "a", max_tokens=10, min_tokens=6, stop_token_ids=stop)

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from ortolan_runtime.text import StopMatcher
 
 
-def by_character(text: str, stops: list[str], *, include: bool) -> tuple[str, bool]:
-    """Return the text up to its stop, found by adding one character after the other."""
-    for end in range(1, len(text) + 1):
+def by_character(
+    text: str, stops: list[str], *, include: bool, spared: int = 0
+) -> tuple[str, bool]:
+    """Return the text up to its stop, found by adding one character after the other.
+
+    No stop ends within the first ``spared`` characters.
+    """
+    for end in range(spared + 1, len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
         if ended:
             longest = max(len(stop) for stop in ended)
@@ -20,12 +25,15 @@ def by_character(text: str, stops: list[str], *, include: bool) -> tuple[str, bo
 
 
 def matched(
-    pieces: list[str], stops: list[str], *, include: bool = False
+    pieces: list[str], stops: list[str], *, include: bool = False, spared: int = 0
 ) -> tuple[list[str], bool]:
-    """Return what goes out after each piece, the flush last, and whether a stop was met."""
+    """Return what goes out after each piece, the flush last, and whether a stop was met.
+
+    The first ``spared`` pieces are passed without one.
+    """
     matcher = StopMatcher(stops, include_stop=include)
-    out = []
-    for piece in pieces:
+    out = [matcher.spare(piece) for piece in pieces[:spared]]
+    for piece in pieces[spared:]:
         text, has_stopped = matcher.push(piece)
         out.append(text)
         if has_stopped:
@@ -41,16 +49,19 @@ letters = st.text("ab.", max_size=6)
     pieces=st.lists(letters, max_size=8),
     stops=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=4),
     include=st.booleans(),
+    spared=st.integers(0, 4),
 )
-@example(pieces=["which one"], stops=["ic", "hi"], include=False)
-@example(pieces=["abcd"], stops=["abcd", "bc"], include=False)
-@example(pieces=["xbcdd"], stops=["abcd", "bc"], include=True)
-@example(pieces=["aab"], stops=["aab", "ab", "b"], include=False)
+@example(pieces=["which one"], stops=["ic", "hi"], include=False, spared=0)
+@example(pieces=["abcd"], stops=["abcd", "bc"], include=False, spared=0)
+@example(pieces=["xbcdd"], stops=["abcd", "bc"], include=True, spared=0)
+@example(pieces=["aab"], stops=["aab", "ab", "b"], include=False, spared=0)
+@example(pieces=["ab.a", "b"], stops=["ab", ".ab"], include=False, spared=1)
 def test_any_pieces_and_stops_give_the_text_of_the_character_wise_search(
-    pieces: list[str], stops: list[str], include: bool
+    pieces: list[str], stops: list[str], include: bool, spared: int
 ) -> None:
-    out, has_stopped = matched(pieces, stops, include=include)
-    assert ("".join(out), has_stopped) == by_character("".join(pieces), stops, include=include)
+    text, passed = "".join(pieces), len("".join(pieces[:spared]))
+    out, has_stopped = matched(pieces, stops, include=include, spared=spared)
+    assert ("".join(out), has_stopped) == by_character(text, stops, include=include, spared=passed)
 
 
 @settings(max_examples=300)
