@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,7 +34,8 @@ class Sequence:
         self.prefilled = self.reused = 0
         self.lookup = PromptLookup(self.work.tokens)
         self._tokenizer = tokenizer
-        self._end_ids = frozenset(request.stop_token_ids)
+        self._stop_tokens = self._spelt_out_stops()
+        self._end_ids = frozenset((*request.stop_token_ids, *self._stop_tokens))
         self._eos_ids = frozenset() if request.ignore_eos else frozenset(tokenizer.eos_token_ids)
         self._counts = TokenCounts(prompt=self._penalised_prompt())
         self._logprob_sum = 0.0
@@ -94,8 +96,10 @@ class Sequence:
         self.work.tokens.append(token)
         self._counts.add(token)
         if token in self._eos_ids or token in self._end_ids:
-            reason: FinishReason = "eos" if token in self._eos_ids else "stop"
-            return self._finish(reason, silent=score, new_tokens=1)
+            if token in self._eos_ids:
+                return self._finish("eos", last=score, new_tokens=1)
+            shown = msgspec.structs.replace(score, text=self._stop_tokens.get(token, ""))
+            return self._finish("stop", last=shown, new_tokens=1)
         text, tokens = self._stream.push(score)
         if self._stream.has_stopped:
             return Event(text=text, tokens=tokens, new_tokens=1, ending=self._ending("stop"))
@@ -118,9 +122,9 @@ class Sequence:
         return Event(ending=self._ending("error", error))
 
     def _finish(
-        self, reason: FinishReason, *, silent: TokenScore | None = None, new_tokens: int = 0
+        self, reason: FinishReason, *, last: TokenScore | None = None, new_tokens: int = 0
     ) -> Event:
-        text, tokens = self._stream.finish(silent)
+        text, tokens = self._stream.finish(last)
         if self._stream.has_stopped:
             reason = "stop"
         return Event(text=text, tokens=tokens, new_tokens=new_tokens, ending=self._ending(reason))
@@ -155,6 +159,17 @@ class Sequence:
             TokenScore(score.id, piece, score.logprob, score.top)
             for score, piece in zip(scores, pieces, strict=True)
         )
+
+    def _spelt_out_stops(self) -> dict[int, str]:
+        """Return the control tokens that are stop strings, with what each adds to the text.
+
+        They are left out of the text, so that no search of it would find them.
+        """
+        request = self.request
+        if not request.skip_special_tokens:
+            return {}
+        spelt = self._tokenizer.special_tokens(request.stop)
+        return spelt if request.include_stop_in_output else dict.fromkeys(spelt, "")
 
     def _penalised_prompt(self) -> frozenset[int]:
         is_needed = self.request.sampling.repetition_penalty != 1.0

@@ -74,6 +74,11 @@ class Tokenizer:
         """Return whether ``id`` is a control token such as BOS or EOS."""
         return id in self._special
 
+    def special_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        """Return the control tokens that are spelt like one of ``texts``, with their spelling."""
+        spelt = {self._tokenizer.token_to_id(text): text for text in texts}
+        return {id: text for id, text in spelt.items() if id in self._special}
+
     def is_token(self, id: int) -> bool:
         """Return whether ``id`` is in the vocabulary; logits may have more columns."""
         return self._tokenizer.id_to_token(id) is not None
@@ -314,22 +319,24 @@ class TextStream:
         self._tokens_to_spare -= 1
         return text, self._cut(text) if self.has_stopped else self._release(text)
 
-    def finish(self, silent: TokenScore | None = None) -> tuple[str, tuple[TokenScore, ...]]:
+    def finish(self, last: TokenScore | None = None) -> tuple[str, tuple[TokenScore, ...]]:
         """Return everything that is held, at an ending that is no stop string; call once.
 
-        ``silent`` is a last token without text, such as the EOS that ended the sequence.
+        ``last`` is the token that ended the sequence, such as EOS, with the text that it is to add.
         """
         rest = self._decoder.flush()
         if rest:  # it belongs to the last token that was held
-            last = self._pending[-1]
-            self._pending[-1] = msgspec.structs.replace(last, text=last.text + rest)
+            holder = self._pending[-1]
+            self._pending[-1] = msgspec.structs.replace(holder, text=holder.text + rest)
         text = self._match(rest)
         if self.has_stopped:
             return text, self._cut(text)
-        if silent is not None:
-            self._pending.append(msgspec.structs.replace(silent, text=""))
+        text += self._matcher.flush()
+        if last is not None:
+            self._pending.append(last)
+            text += last.text
         tokens, self._pending = tuple(self._pending), []
-        return text + self._matcher.flush(), tokens
+        return text, tokens
 
     def _match(self, piece: str) -> str:
         """Return the text that ``piece`` makes final."""

@@ -181,6 +181,28 @@ def test_a_stop_string_in_the_first_token_leaves_an_empty_text(glass: Server, pa
     assert [c["choices"][0]["finish_reason"] for c in chunks][-1] == "stop"
 
 
+@pytest.mark.parametrize(
+    ("fields", "added"),
+    [
+        ({}, ""),
+        ({"include_stop_str_in_output": True}, "<bos>"),
+        ({"path": TOKENSMIND}, "<bos>"),
+    ],
+)
+def test_a_stop_string_may_be_a_control_token_that_the_text_does_not_show(
+    plain: Server, fields: dict[str, Any], added: str
+) -> None:
+    """Such as `<|im_end|>`, where it is not the model's own end."""
+    text = plain.text(max_tokens=2)
+    wanted = {"max_tokens": 9, "min_tokens": 2, "stop": ["never", "<bos>"], "logprobs": 0}
+    wanted |= {"logit_bias": {"257": 100}, **fields}
+    answer = plain.complete(**wanted)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (text + added, "stop")
+    assert answer["usage"]["completion_tokens"] == 3
+    assert joined(plain.stream(**wanted)) == text + added
+
+
 def test_the_stop_string_stays_when_asked_for(glass: Server) -> None:
     """The extension gives every dialect what TokensMind does."""
     free = glass.text(WEEK, max_tokens=20)
