@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from ortolan_runtime.engine import Engine, EngineOptions
-from ortolan_server.listening import listen
+from ortolan_server.listening import listening
 from ortolan_server.models import NamedEngine
 from ortolan_server.serve import run_server
 from ortolan_server.settings import ServerSettings
@@ -22,10 +22,12 @@ def main(bundles: str, options: str, settings: str) -> int:
     """Serve until a signal; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     checked = msgspec.json.decode(settings, type=ServerSettings)
-    listener = listen(checked)
     engine_options = msgspec.json.decode(options, type=EngineOptions)
-    engines = [NamedEngine(Engine.open(path, engine_options)) for path in bundles.split(":")]
-    return run_server(engines, checked, listener, lambda path, _: Engine.open(path, engine_options))
+    with listening(checked) as listener:
+        engines = [NamedEngine(Engine.open(path, engine_options)) for path in bundles.split(":")]
+        return run_server(
+            engines, checked, listener, lambda path, _: Engine.open(path, engine_options)
+        )
 
 
 if __name__ == "__main__":

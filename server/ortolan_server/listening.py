@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import stat
+from collections.abc import Iterator
 
 from ortolan_runtime.errors import OrtolanError
 from ortolan_server.auth import is_loopback
@@ -20,13 +21,25 @@ class ListenError(OrtolanError):
     """The address cannot be listened on, or should not be."""
 
 
+@contextlib.contextmanager
+def listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """Give a listening socket, and remove it afterwards. Raises ListenError and KeyFileError."""
+    with contextlib.closing(listen(settings)) as listener:
+        try:
+            yield listener
+        finally:
+            if settings.unix_socket is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(settings.unix_socket)
+
+
 def listen(settings: ServerSettings) -> socket.socket:
     """Return a listening socket. Raises ListenError and KeyFileError."""
     _check_tls(settings)
     if settings.unix_socket is not None:
         return _listen_on_path(settings.unix_socket)
-    listener = _listen_on_port(settings.host, settings.port)
     keys = KeyRing(key_file(settings.keys_file), settings.api_key)
+    listener = _listen_on_port(settings.host, settings.port)
     if not (is_local(listener) or keys.has_keys or settings.no_auth):
         listener.close()
         raise ListenError(
@@ -49,13 +62,6 @@ def url_of(listener: socket.socket, settings: ServerSettings) -> str:
     shown = f"[{host}]" if ":" in host else host
     scheme = "http" if settings.tls_certificate is None else "https"
     return f"{scheme}://{shown}:{port}"
-
-
-def forget(settings: ServerSettings) -> None:
-    """Remove what listening leaves behind: the file of a Unix socket."""
-    if settings.unix_socket is not None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(settings.unix_socket)
 
 
 def _listen_on_port(host: str, port: int) -> socket.socket:

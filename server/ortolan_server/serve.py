@@ -19,7 +19,7 @@ import uvicorn
 from ortolan_server.app import Application, create_app
 from ortolan_server.errors import unavailable
 from ortolan_server.guard import guarded_protocol
-from ortolan_server.listening import forget, is_local, listen, url_of
+from ortolan_server.listening import is_local, url_of
 from ortolan_server.models import Load, NamedEngine
 from ortolan_server.sd_notify import READY, STOPPING, Notify, notifier
 from ortolan_server.settings import ServerSettings
@@ -35,20 +35,16 @@ _LAST_WORDS_S = 2.0  # for error responses to reach their clients
 def run_server(
     engines: Sequence[NamedEngine],
     settings: ServerSettings,
-    listener: socket.socket | None = None,
+    listener: socket.socket,
     load: Load | None = None,
     notify: Notify | None = None,
 ) -> int:
-    """Serve until told to stop; return the process's exit code. Raises ListenError.
+    """Serve until told to stop; return the process's exit code.
 
     ``engines`` are closed at the end; ``load`` opens bundles that shall take their place;
-    ``notify`` hears when requests are taken and when no more are.
+    ``notify`` hears when requests are taken and when no more are. Raises what ``create_app`` does.
     """
-    notify = notify or notifier({})
-    try:
-        return asyncio.run(_serve(engines, settings, listener or listen(settings), load, notify))
-    finally:
-        forget(settings)
+    return asyncio.run(_serve(engines, settings, listener, load, notify or notifier({})))
 
 
 async def _serve(
@@ -58,35 +54,41 @@ async def _serve(
     load: Load | None,
     notify: Notify,
 ) -> int:
-    app = create_app(engines, settings, is_local=is_local(listener), load=load)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=guarded_protocol(settings),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # its warnings are for every byte of nonsense that is sent
-            access_log=False,
-            server_header=False,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
-            timeout_keep_alive=int(settings.idle_timeout_s),
-            timeout_graceful_shutdown=int(_LAST_WORDS_S),
-        )
-    )
-    host = _Host(app, server, settings.grace_s, notify)
-    with host.handling_signals():
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        logger.info("listening on %s", url_of(listener, settings))
-        notify(READY)
-        ending = asyncio.create_task(host.wait_for_the_end())
-        await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        await serving
-        ending.cancel()
-    app.close()
+    with contextlib.closing(
+        create_app(engines, settings, is_local=is_local(listener), load=load)
+    ) as app:
+        server = _Server(_config(app, settings))
+        host = _Host(app, server, settings.grace_s, notify)
+        with host.handling_signals():
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            logger.info("listening on %s", url_of(listener, settings))
+            notify(READY)
+            ending = asyncio.create_task(host.wait_for_the_end())
+            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+            ending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await ending  # what went wrong in it is raised here
     return EXIT_ENGINE_DIED if host.has_engine_died else 0
+
+
+def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=guarded_protocol(settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # its warnings are for every byte of nonsense that is sent
+        access_log=False,
+        server_header=False,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        # Declared as an int, and given to a timer of the loop, which takes fractions.
+        timeout_keep_alive=settings.idle_timeout_s,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=int(_LAST_WORDS_S),
+    )
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -57,10 +58,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             missing = "tls_key" if self.tls_key is None else "tls_certificate"
             raise InvalidParameter(missing, "must be given with the other file of TLS", None)
         for name in _POSITIVE:
-            if getattr(self, name) <= 0:
-                raise InvalidParameter(name, "must be > 0", getattr(self, name))
-        if self.grace_s < 0:
-            raise InvalidParameter("grace_s", "must be >= 0", self.grace_s)
+            if not 0 < getattr(self, name) < math.inf:  # NaN fails too
+                raise InvalidParameter(name, "must be > 0 and finite", getattr(self, name))
+        if not 0 <= self.grace_s < math.inf:
+            raise InvalidParameter("grace_s", "must be >= 0 and finite", self.grace_s)
 
 
 _POSITIVE = (

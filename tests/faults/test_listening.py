@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ortolan_server.keys import add_key
-from ortolan_server.listening import ListenError, listen
+from ortolan_server.listening import ListenError, listen, listening
 from ortolan_server.settings import ServerSettings
 from serving import Server, serving
 
@@ -95,6 +95,24 @@ def test_a_unix_socket_is_served_and_removed(babbling_bundle: Path, tmp_path: Pa
             assert client.post("/v1/completions", json=body).status_code == 200
         assert server.stop(signal.SIGTERM) == 0
         assert not path.exists()
+
+
+def test_a_unix_socket_goes_with_its_own_server_alone(tmp_path: Path) -> None:
+    """A second server, which is refused, leaves the first one's."""
+    settings = ServerSettings(unix_socket=str(tmp_path / "ortolan.sock"))
+    with listening(settings):
+        with pytest.raises(ListenError), listening(settings):
+            pass
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_unix_socket_goes_with_a_server_that_does_not_start(tmp_path: Path) -> None:
+    """As where its bundle cannot be loaded."""
+    settings = ServerSettings(unix_socket=str(tmp_path / "ortolan.sock"))
+    with pytest.raises(ZeroDivisionError), listening(settings):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:

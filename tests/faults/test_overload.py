@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from figures import running
-from serving import Server, wait_until
-from sockets import completion, connect, exchange, read_answer, request
+from serving import Server, serving, wait_until
+from sockets import completion, connect, exchange, is_closed, read_answer, request
 
 HEALTH_WITHIN_S = 0.25
 
@@ -26,6 +27,18 @@ def test_what_is_beyond_the_queue_is_a_429_at_once(server: Server) -> None:
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.error["code"] == "overloaded"
     wait_until(lambda: running(server) == 0)
+
+
+def test_an_idle_connection_is_closed_after_its_time(babbling_bundle: Path) -> None:
+    """A time of less than a second is not rounded to none."""
+    with serving(babbling_bundle, idle_timeout_s=0.9) as server, connect(server) as idle:
+        for _ in range(2):
+            idle.sendall(request("GET", "/health"))
+            answer = read_answer(idle)
+            assert answer is not None
+            assert answer.status == 200
+            time.sleep(0.2)
+        assert is_closed(idle)
 
 
 def test_sixty_four_streams_are_held_while_health_answers(server: Server) -> None:

@@ -10,6 +10,7 @@ import logging
 import sys
 
 from ortolan_runtime.engine import Engine
+from ortolan_server.listening import listening
 from ortolan_server.models import NamedEngine
 from ortolan_server.serve import run_server
 from ortolan_server.settings import ServerSettings
@@ -35,7 +36,8 @@ def main(bundles: str, where: str = "step") -> int:
     else:
         engine._stepper.step = step  # type: ignore[method-assign,assignment]
     settings = ServerSettings(port=0, cors_origins=("https://a.example",))
-    return run_server([NamedEngine(one) for one in engines], settings)
+    with listening(settings) as listener:
+        return run_server([NamedEngine(one) for one in engines], settings, listener)
 
 
 if __name__ == "__main__":

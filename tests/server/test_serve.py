@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -100,7 +101,15 @@ def test_a_host_that_is_none_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"port": 70_000}, {"heartbeat_s": 0}, {"max_body_bytes": 0}, {"api_key": " "}]
+    "wrong",
+    [
+        {"port": 70_000},
+        {"heartbeat_s": 0},
+        {"heartbeat_s": math.nan},
+        {"grace_s": math.inf},
+        {"max_body_bytes": 0},
+        {"api_key": " "},
+    ],
 )
 def test_settings_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
     """By name."""

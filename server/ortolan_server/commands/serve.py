@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises OrtolanError."""
-    from ortolan_server.listening import listen
+    from ortolan_server.listening import listening
     from ortolan_server.logs import configure_logging
     from ortolan_server.sd_notify import notifier
     from ortolan_server.serve import run_server
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments = applied(configurable.settings(arguments, os.environ))
     configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
-    with closing(listen(settings)) as listener, _engines(arguments) as engines:
+    with listening(settings) as listener, _engines(arguments) as engines:
         return run_server(
             engines, settings, listener, load=_replacement, notify=notifier(os.environ)
         )
