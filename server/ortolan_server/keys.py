@@ -248,4 +248,5 @@ def _write(path: Path, keys: tuple[Key, ...]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as exc:
+        temporary.unlink(missing_ok=True)
         raise KeyFileError(f"{path} cannot be written: {exc.strerror}") from exc

@@ -6,6 +6,7 @@ be written is dropped, and said so in the log of the server: accounting never st
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import queue
@@ -30,7 +31,7 @@ class UsageLogError(OrtolanError):
 class UsageLog:
     """Appends to ``path``; beyond ``max_bytes`` it becomes ``path.1``, and so on up to ``kept``.
 
-    Raises UsageLogError.
+    ``kept`` is 1 at least. Raises UsageLogError.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, kept: int) -> None:
@@ -69,16 +70,19 @@ class UsageLog:
         size = os.fstat(self._file).st_size
         if size and size + len(line) > self._max_bytes:
             self._rotate()
+            size = 0
         # One call, without a buffer: no line is ever torn by the end of the process.
-        os.write(self._file, line)
+        if os.write(self._file, line) < len(line):
+            os.ftruncate(self._file, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _rotate(self) -> None:
-        for number in range(self._kept, 0, -1):
-            older = self._path if number == 1 else self._numbered(number - 1)
-            if older.exists():
-                os.replace(older, self._numbered(number))
-        if self._kept == 0:
-            self._path.unlink(missing_ok=True)
+        # Gone where the last try could not open it: moving again would push out an old one each time.
+        if self._path.exists():
+            for number in range(self._kept, 0, -1):
+                older = self._path if number == 1 else self._numbered(number - 1)
+                if older.exists():
+                    os.replace(older, self._numbered(number))
         full, self._file = self._file, self._open()
         os.close(full)
 

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ortolan_runtime.text import Tokenizer
 from ortolan_server.kinds import Facts
+from ortolan_server.observation import UsageRecord
 from scripted import write_babbling_bundle
 
 
@@ -32,4 +33,28 @@ def facts(tokenizer: Tokenizer) -> Facts:
     """Give facts of a model with that tokenizer and a context of 100."""
     return Facts(
         model="m", vocab_size=tokenizer.vocab_size, context_length=100, tokenizer=tokenizer
+    )
+
+
+@pytest.fixture(scope="session")
+def record() -> UsageRecord:
+    """Give the record of a completion with 3 + 2 tokens."""
+    return UsageRecord(
+        time=1.0,
+        request_id="req_1",
+        key_id=None,
+        dialect="openai",
+        model="m",
+        is_stream=False,
+        status=200,
+        ending="complete",
+        finish_reasons={"length": 1},
+        prompt_tokens=3,
+        cached_tokens=0,
+        prefilled_tokens=1,
+        reused_tokens=0,
+        generated_tokens=2,
+        delivered_tokens=2,
+        first_token_s=0.1,
+        duration_s=0.25,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 
 import pytest
 
+from limits import limited
 from ortolan_runtime.errors import InvalidParameter
 from ortolan_server.cli import main
 from ortolan_server.keys import (
@@ -41,6 +43,19 @@ def test_the_file_is_its_owners_alone_and_holds_no_secret(tmp_path: Path) -> Non
     assert secret not in path.read_text()
     assert secret.split("_")[1] == key.id
     assert read_keys(path) == (key,)
+
+
+def test_a_disk_without_room_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """And nothing beside it but the lock."""
+    path = tmp_path / "keys.json"
+    key, _ = add_key(path, "first")
+    with (
+        limited(resource.RLIMIT_FSIZE, 100),
+        pytest.raises(KeyFileError, match="cannot be written"),
+    ):
+        add_key(path, "second")
+    assert read_keys(path) == (key,)
+    assert {file.name for file in tmp_path.iterdir()} == {"keys.json", "keys.json.lock"}
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -13,26 +13,6 @@ import pytest
 from ortolan_server.logs import LogFormat, configure_logging, log_completion
 from ortolan_server.observation import UsageRecord
 
-RECORD = UsageRecord(
-    time=1.0,
-    request_id="req_1",
-    key_id=None,
-    dialect="openai",
-    model="m",
-    is_stream=False,
-    status=200,
-    ending="complete",
-    finish_reasons={"length": 1},
-    prompt_tokens=3,
-    cached_tokens=0,
-    prefilled_tokens=1,
-    reused_tokens=0,
-    generated_tokens=2,
-    delivered_tokens=2,
-    first_token_s=0.1,
-    duration_s=0.25,
-)
-
 
 @pytest.fixture
 def restored() -> Iterator[None]:
@@ -60,25 +40,25 @@ def test_an_exception_is_told_without_its_message(format: LogFormat) -> None:
 
 
 @pytest.mark.usefixtures("restored")
-def test_json_holds_all_that_is_known_of_a_completion() -> None:
+def test_json_holds_all_that_is_known_of_a_completion(record: UsageRecord) -> None:
     """With the request's id."""
     stream = io.StringIO()
     configure_logging("json", stream)
-    log_completion(RECORD)
+    log_completion(record)
     found = json.loads(stream.getvalue())
     assert found["request_id"] == "req_1"
     assert found["message"] == "request req_1: 200 complete, 3 + 2 tokens in 0.250 s"
     assert found["level"] == "info"
     assert found["time"].endswith("Z")
-    assert set(msgspec.structs.asdict(RECORD)) - {"time"} <= set(found)
+    assert set(msgspec.structs.asdict(record)) - {"time"} <= set(found)
 
 
 @pytest.mark.usefixtures("restored")
-def test_text_is_one_line_a_completion() -> None:
+def test_text_is_one_line_a_completion(record: UsageRecord) -> None:
     """Its id first."""
     stream = io.StringIO()
     configure_logging("text", stream)
-    log_completion(RECORD)
+    log_completion(record)
     assert stream.getvalue() == (
         "INFO ortolan.requests: request req_1: 200 complete, 3 + 2 tokens in 0.250 s\n"
     )
