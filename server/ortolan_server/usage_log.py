@@ -77,7 +77,7 @@ class UsageLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _rotate(self) -> None:
-        # Gone where the last try could not open it: moving again would push out an old one each time.
+        # Gone where the last try could not open it anew: another move would push out an old file.
         if self._path.exists():
             for number in range(self._kept, 0, -1):
                 older = self._path if number == 1 else self._numbered(number - 1)
