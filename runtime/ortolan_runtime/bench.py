@@ -28,7 +28,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure: prompts of ``prompt_tokens``, ``decode_tokens`` each at every batch size.
 
     ``context_tokens`` precede the decoding; ``temperature`` and ``top_p`` make sampling part of a
-    step.
+    step. Raises InvalidParameter.
     """
 
     batches: tuple[int, ...] = (1, 4, 8, 16)
@@ -41,6 +41,11 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     top_p: float = 1.0
     speculate: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("prompt_tokens", "context_tokens", "decode_tokens", "repetitions"):
+            if getattr(self, field) < 1:
+                raise InvalidParameter(field, "must be >= 1", getattr(self, field))
 
 
 class DecodeFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ from ortolan_runtime.text import Tokenizer, open_tokenizer
 logger = logging.getLogger("ortolan.engine")
 
 _JOIN_S = 10.0
+# ONNX Runtime starts every thread that is asked for: with 1,000,000 it never comes to an end.
+_MOST_THREADS = 1024
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     itself, but no longer the same bits in any company; ``relaxed`` gives these up to decode a lone
     row without a spare one beside it. ``kv_memory_bytes`` bounds the KV cache, by default room for
     every slot at the full context but at most half of the memory that is available. ``device``
-    defaults to the one that the bundle was made for.
+    defaults to the one that the bundle was made for. Raises InvalidParameter.
     """
 
     slots: int = 16
@@ -66,6 +68,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     spin: bool = False
     speculate: bool = False
     relaxed: bool = False
+
+    def __post_init__(self) -> None:
+        for field, least in (("slots", 1), ("prefill_chunk", 1), ("queue_limit", 0)):
+            if getattr(self, field) < least:
+                raise InvalidParameter(field, f"must be >= {least}", getattr(self, field))
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
+            raise InvalidParameter("threads", f"must be within 1..{_MOST_THREADS}", self.threads)
 
     @property
     def liberties(self) -> tuple[str, ...]:

@@ -84,6 +84,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         _require("prompt", len(self.prompt) > 0, "must hold at least 1 token", self.prompt)
         _require("max_tokens", self.max_tokens >= 0, "must be >= 0", self.max_tokens)
         _require("min_tokens", self.min_tokens >= 0, "must be >= 0", self.min_tokens)
+        # A lone string is a sequence of strings too: of its characters, and of the empty one.
+        is_list = not isinstance(self.stop, str)
+        _require("stop", is_list, "must be several strings, as in ('x',)", self.stop)
         _require("stop", "" not in self.stop, "must hold no empty string", list(self.stop))
         for field, value in (
             ("logprobs", self.logprobs),

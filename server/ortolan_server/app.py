@@ -14,10 +14,10 @@ from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ortolan_runtime.errors import InvalidParameter
 from ortolan_server import admin, openapi
 from ortolan_server.auth import Authentication, OwnNames
 from ortolan_server.bridge import EngineBridge
+from ortolan_server.bundles import check_only_name
 from ortolan_server.completions import CompletionEndpoint, Service
 from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.registry import dialect_finder, served_dialects
@@ -146,12 +146,9 @@ def create_app(
 
 def _named(engines: Sequence[NamedEngine], settings: ServerSettings) -> Sequence[NamedEngine]:
     """Return the engines, the only one under the name that the settings give it."""
+    check_only_name(settings.model_name, engines)
     if settings.model_name is None:
         return engines
-    if len(engines) > 1:
-        raise InvalidParameter(
-            "model_name", "must not be given with several bundles; name each as NAME=BUNDLE", None
-        )
     return [NamedEngine(engines[0].engine, settings.model_name)]
 
 

@@ -33,6 +33,23 @@ def named_paths(words: Sequence[str]) -> list[NamedPath]:
     return [named for word in words for named in _named_paths(word)]
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Check that every model has a name of its own. Raises InvalidParameter."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise InvalidParameter(
+                "bundle", "must each have a name of its own, as in NAME=BUNDLE", name
+            )
+
+
+def check_only_name(name: str | None, bundles: Sequence[object]) -> None:
+    """Check that a name that is not any bundle's own is for one alone. Raises InvalidParameter."""
+    if name is not None and len(bundles) > 1:
+        raise InvalidParameter(
+            "model_name", "must not be given with several bundles; name each as NAME=BUNDLE", name
+        )
+
+
 def shared_options(bundles: Sequence[Bundle], options: EngineOptions) -> list[EngineOptions]:
     """Return what each engine of ``bundles`` may use, of ``options`` for all of them together.
 

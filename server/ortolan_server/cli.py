@@ -16,7 +16,7 @@ from typing import NoReturn
 from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.version import __version__
 from ortolan_server.commands.registry import COMMANDS, Command, find_command
-from ortolan_server.terminal import EXIT_FAILED, EXIT_INTERRUPTED, fail, say
+from ortolan_server.terminal import EXIT_FAILED, EXIT_INTERRUPTED, fail, fill_closed_streams, say
 
 _NEXT = """\
 ortolan serves text completions from your own machine. To begin with:
@@ -48,7 +48,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Tell of wrong usage and end the process with 2."""
-        self.exit(2, f"ortolan: error: {message}; `{self.prog} --help` shows what there is\n")
+        link = "" if message.endswith("?") else ";"
+        help_ = f"`{self.prog} --help` shows what there is"
+        self.exit(2, f"ortolan: error: {message}{link} {help_}\n")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -57,14 +59,15 @@ class _Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self.option_names(), n=1)
-            meant = f"; did you mean `{near[0]}`?" if near else ""
-            self.error(f"there is no argument `{unknown[0]}` here{meant}")
+            # An option behind ``--`` is a text like any other, and no other one is meant.
+            others = [] if name in self.option_names() else self.option_names()
+            self.error(f"there is no argument `{unknown[0]}` here{_meant(name, others)}")
         return found, unknown
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line ``argv`` and return the exit code."""
+    fill_closed_streams()
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -76,8 +79,12 @@ def main(argv: Sequence[str]) -> int:
     except (OrtolanError, OSError) as exc:
         return fail(str(exc))
     except KeyboardInterrupt as exc:
-        say("; ".join(["interrupted", *map(str, exc.args)]))
-        return EXIT_INTERRUPTED
+        return _interrupted(exc)
+    except ImportError as exc:
+        # Ctrl-C while ONNX Runtime's module is loaded, which makes it the cause of this.
+        if isinstance(exc.__cause__, KeyboardInterrupt):
+            return _interrupted(exc.__cause__)
+        raise
 
 
 def parser(*filled: Command) -> _Parser:
@@ -106,6 +113,11 @@ def parser(*filled: Command) -> _Parser:
     return top
 
 
+def _interrupted(interrupt: KeyboardInterrupt) -> int:
+    say("; ".join(["interrupted", *map(str, interrupt.args)]))
+    return EXIT_INTERRUPTED
+
+
 def _run(argv: Sequence[str]) -> int:
     if not argv:
         sys.stdout.write(_NEXT + _list_of_commands())
@@ -129,11 +141,15 @@ def _run_none(argv: Sequence[str]) -> int:
     top = parser()
     names = [*top.option_names(), *(command.name for command in COMMANDS)]
     if argv[0] not in names:
-        near = difflib.get_close_matches(argv[0], names, n=1)
-        meant = f"; did you mean `{near[0]}`?" if near else ""
-        top.error(f"there is no command `{argv[0]}`{meant}")
+        what = "option" if argv[0].startswith("-") else "command"
+        top.error(f"there is no {what} `{argv[0]}`{_meant(argv[0], names)}")
     top.parse_args(argv)
     return 0
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _list_of_commands() -> str:

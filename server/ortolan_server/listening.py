@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -78,6 +79,8 @@ def _listen_on_port(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
+        if exc.errno == errno.EADDRNOTAVAIL:  # no interface of this machine has it
+            raise ListenError(f"cannot listen on {host}: {exc.strerror}; check --host") from exc
         raise ListenError(
             f"cannot listen on {host} port {port}: {exc.strerror}; choose another with --port"
         ) from exc

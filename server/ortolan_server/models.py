@@ -16,9 +16,10 @@ from typing import Protocol
 
 import msgspec
 
-from ortolan_runtime.errors import InvalidParameter, OrtolanError
+from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.stepper import Statistics
 from ortolan_server.bridge import EngineBridge, SequenceEngine
+from ortolan_server.bundles import check_names
 from ortolan_server.errors import ApiError, invalid_value, model_not_found
 from ortolan_server.facts import Loaded
 from ortolan_server.keys import Key
@@ -97,13 +98,8 @@ class Models:
     def serve(self, engines: Sequence[NamedEngine], make: Make) -> None:
         """Serve the first models. Raises InvalidParameter when two have one name."""
         self._make = make
-        for engine in engines:
-            served = make(engine)
-            if served.name in self.names():
-                raise InvalidParameter(
-                    "bundle", "must each have a name of its own, as in NAME=BUNDLE", served.name
-                )
-            self._current.append(served)
+        self._current = [make(engine) for engine in engines]
+        check_names(self.names())
 
     @property
     def current(self) -> tuple[Served, ...]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import msgspec
 
 from ortolan_runtime.errors import InvalidParameter
+
+# What a browser sends as Origin: a scheme and a host, perhaps a port, and nothing behind it.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidParameter("port", "must be within 0..65535", self.port)
+        if self.model_name == "":
+            raise InvalidParameter("model_name", "must not be empty", "''")
         if self.api_key is not None and not self.api_key.strip():
             raise InvalidParameter("api_key", "must not be empty", "")
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -62,6 +68,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidParameter(name, "must be > 0 and finite", getattr(self, name))
         if not 0 <= self.grace_s < math.inf:
             raise InvalidParameter("grace_s", "must be >= 0 and finite", self.grace_s)
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise InvalidParameter("cors_origin", "must be as https://example.org", origin)
+        for host in self.allowed_hosts:
+            if "/" in host or host.count(":") == 1:
+                raise InvalidParameter(
+                    "allowed_host", "must be a name without scheme or port", host
+                )
 
 
 _POSITIVE = (

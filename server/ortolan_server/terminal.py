@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -13,15 +14,27 @@ EXIT_INTERRUPTED = 130
 
 
 def say(line: str) -> None:
-    """Tell one line of what goes on."""
-    sys.stderr.write(f"ortolan: {line}\n")
+    """Tell one line of what goes on; a disk that is full, or a reader that left, is no failure."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"ortolan: {line}\n")
+        sys.stderr.flush()
 
 
 def fail(message: str) -> int:
     """Tell in one line what has failed, and return the exit code for it."""
-    line = " ".join(message.splitlines())
-    sys.stderr.write(f"ortolan: error: {line}\n")
+    say("error: " + " ".join(message.splitlines()))
     return EXIT_FAILED
+
+
+def fill_closed_streams() -> None:
+    """Give each standard stream that was closed a place to go, as `<&-` and `>&-` close them.
+
+    Python has None for it, and the next file that is opened would get its number, in which
+    libraries then write their warnings.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 Show = Callable[[int, int, str], None]

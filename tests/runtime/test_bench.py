@@ -42,3 +42,8 @@ def test_the_table_holds_a_line_for_every_batch(glass_bundle: Path) -> None:
 def test_a_context_that_is_too_short_is_refused_with_its_length(glass_bundle: Path) -> None:
     with pytest.raises(InvalidParameter, match="128"):
         measure(glass_bundle, BenchOptions(prompt_tokens=500, threads=1))
+
+
+def test_a_count_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="`repetitions` must be >= 1, got 0"):
+        BenchOptions(repetitions=0)

@@ -215,6 +215,14 @@ def test_a_missing_bundle_is_a_bundle_error(tmp_path: Path) -> None:
         Engine.open(tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"slots": 0}, {"threads": 0}, {"prefill_chunk": 0}, {"queue_limit": -1}]
+)
+def test_options_outside_their_range_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidParameter, match=f"^`{next(iter(wrong))}` must be "):
+        EngineOptions(**wrong)
+
+
 def test_memory_for_less_than_16_tokens_is_refused_with_the_least(alphabet_bundle: Path) -> None:
     options = EngineOptions(kv_memory_bytes=100)
     with pytest.raises(InvalidParameter, match="`kv_memory` must be >= 128 bytes"):

@@ -64,6 +64,7 @@ def test_the_ends_of_each_range_are_accepted(field: str, values: list[Any]) -> N
         ("max_tokens", -1),
         ("min_tokens", -1),
         ("stop", ("x", "")),
+        ("stop", "x"),
         ("logprobs", -1),
         ("logprobs", 21),
         ("prompt_logprobs", 21),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import pytest
 
 from ortolan_runtime.version import __version__
 from ortolan_server.cli import main
+from ortolan_server.commands import options
 from ortolan_server.commands.options import parse_size
-from ortolan_server.commands.registry import COMMANDS
+from ortolan_server.commands.registry import COMMANDS, Command
+from ortolan_server.default_model import Say
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -264,7 +268,8 @@ def test_a_benchmark_tells_how_far_it_is(glass_bundle: Path, tmp_path: Path) -> 
         (["serve", "--port", "x"], ["argument --port: invalid int value: 'x'"]),
         (["keys", "add", "a", "--expire=1d", "--kinds", "b"], ["`--kinds`", "`--kind`"]),
         (["complete"], ["required: TEXT", "`ortolan complete --help`"]),
-        (["--verson"], ["`--verson`", "`--version`"]),
+        (["--verson"], ["no option `--verson`", "did you mean `--version`? `ortolan --help`"]),
+        (["complete", "--", "x", "--seed"], ["no argument `--seed` here; `ortolan complete"]),
     ],
 )
 def test_wrong_usage_is_one_line_too(
@@ -278,3 +283,66 @@ def test_wrong_usage_is_one_line_too(
     assert told.startswith("ortolan: error: ")
     assert told.count("\n") == 1
     assert all(word in told for word in words), told
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_streams_that_are_closed_or_full_are_no_failure(
+    redirection: str, glass_bundle: Path, tmp_path: Path
+) -> None:
+    """A batch says what it did on stderr and nothing on stdout."""
+    words = [sys.executable, "-m", "ortolan_server", "batch", "in", "out", "--bundle"]
+    (tmp_path / "in").write_text("")
+    line = f"{shlex.join([*words, str(glass_bundle)])} {redirection}"
+    environment = {**os.environ, "ORTOLAN_CACHE": str(tmp_path)}
+    done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_ctrl_c_while_a_module_is_loaded_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime's makes an ImportError of it."""
+
+    def load(self: Command) -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt
+
+    monkeypatch.setattr(Command, "load", load)
+    assert main(["serve"]) == 130
+    assert capsys.readouterr().err == "ortolan: interrupted\n"
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = ortolan("complete", "x", cache=tmp_path / "file" / "cache")
+    assert_one_clear_line(result, "file/cache cannot be written", "ORTOLAN_CACHE")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--slots", "0"], "`slots` must be >= 1, got 0"),
+        (["--threads", "0"], "`threads` must be within 1..1024, got 0"),
+        (["--model-name", "x"], "`model_name` must not be given with several bundles"),
+        ([], "`bundle` must each have a name of its own, as in NAME=BUNDLE, got "),
+    ],
+)
+def test_what_serve_cannot_do_is_told_before_a_model_is_loaded(
+    arguments: list[str], words: str, glass_bundle: Path, tmp_path: Path
+) -> None:
+    result = ortolan("serve", glass_bundle, glass_bundle, "--port", "0", *arguments, cache=tmp_path)
+    assert_one_clear_line(result, words)
+
+
+def test_sigterm_while_the_default_model_is_made_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that what is half made is removed."""
+
+    def make(cache: Path, *, offline: bool, say: Say) -> Path:
+        signal.raise_signal(signal.SIGTERM)
+        return cache
+
+    monkeypatch.setattr(options, "default_bundle", make)
+    assert main(["complete", "x"]) == 130
+    assert capsys.readouterr().err == "ortolan: interrupted\n"

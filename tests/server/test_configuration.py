@@ -155,6 +155,12 @@ def test_the_file_is_looked_for_where_its_owner_keeps_such_files(tmp_path: Path)
         settings(env={"ORTOLAN_CONFIG": str(tmp_path / "nothing.toml")})
 
 
+def test_a_home_that_cannot_be_looked_into_is_told_of() -> None:
+    """As another user's cannot; a name that is too long fails for root as well."""
+    with pytest.raises(ConfigurationError, match="cannot be read: .*; set HOME"):
+        file_of({"HOME": "/" + 300 * "x"})
+
+
 def test_config_prints_a_file_that_says_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 from pathlib import Path
 from typing import get_args
 
 from ortolan_runtime.bundle import Bundle, Device, cache_directory, open_bundle
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_server.default_model import default_bundle
-from ortolan_server.terminal import progress_line, say
+from ortolan_server.terminal import interrupted_by, progress_line, say
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
@@ -130,7 +131,8 @@ def bundle_of(arguments: argparse.Namespace) -> Path:
 
 def default_path(arguments: argparse.Namespace) -> Path:
     """Return the default model's bundle, made if it is not there. Raises OrtolanError."""
-    return default_bundle(cache_directory(os.environ), offline=arguments.offline, say=say)
+    with interrupted_by(signal.SIGTERM):  # which would leave a model half unpacked in the cache
+        return default_bundle(cache_directory(os.environ), offline=arguments.offline, say=say)
 
 
 def open_engine(arguments: argparse.Namespace, options: EngineOptions) -> Engine:

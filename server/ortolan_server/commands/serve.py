@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortolan_runtime.engine import Engine, EngineOptions
-from ortolan_server.bundles import NamedPath, named_paths, shared_options
+from ortolan_server.bundles import (
+    NamedPath,
+    check_names,
+    check_only_name,
+    named_paths,
+    shared_options,
+)
 from ortolan_server.commands.options import (
     add_engine_options,
     add_source_options,
@@ -71,18 +77,22 @@ def run(arguments: argparse.Namespace) -> int:
     arguments = applied(configurable.settings(arguments, os.environ))
     configure_logging(arguments.log_format)
     settings = settings_of(arguments, os.environ)
-    with listening(settings) as listener, _engines(arguments) as engines:
+    options = engine_options_of(arguments, arguments.queue_limit)
+    with listening(settings) as listener, _engines(arguments, options) as engines:
         return run_server(
             engines, settings, listener, load=_replacement, notify=notifier(os.environ)
         )
 
 
 @contextmanager
-def _engines(arguments: argparse.Namespace) -> Iterator[list[NamedEngine]]:
+def _engines(arguments: argparse.Namespace, options: EngineOptions) -> Iterator[list[NamedEngine]]:
     """Give an engine of each bundle that was named; all are closed at the end."""
     paths = named_paths(arguments.bundles) or [NamedPath(default_path(arguments))]
+    check_only_name(arguments.model_name, paths)
     bundles = [checked_bundle(named.path, verify=arguments.verify) for named in paths]
-    options = engine_options_of(arguments, arguments.queue_limit)
+    # Before anything is loaded, which may take minutes.
+    own_names = [bundle.manifest.name for bundle in bundles]
+    check_names([path.name or own for path, own in zip(paths, own_names, strict=True)])
     engines: list[Engine] = []
     try:
         for bundle, share in zip(bundles, shared_options(bundles, options), strict=True):
