@@ -7,27 +7,28 @@ from typing import Any
 from starlette.types import Receive, Scope
 
 from ortolan_server.body import read_json
-from ortolan_server.errors import invalid_value
-from ortolan_server.kinds import Schema
+from ortolan_server.fields import Field, FieldTable, read_values
+from ortolan_server.kinds import Schema, Text
 from ortolan_server.models import Models
 
 PATH = "/admin/models"
-REQUEST_SCHEMA: Schema = {
-    "type": "object",
-    "properties": {
-        "bundle": {
-            "type": "string",
-            "minLength": 1,
-            "description": "The path of a bundle on the server.",
-        },
-        "model": {
-            "type": ["string", "null"],
-            "minLength": 1,
-            "description": "The model whose place it takes; needed when there are several.",
-        },
-    },
-    "required": ["bundle"],
-}
+TABLE = FieldTable(
+    dialect="admin",
+    is_strict=True,  # a name that is not understood must not change what everybody is served
+    fields=(
+        Field(
+            name="bundle",
+            kind=Text(minimum=1),
+            required=True,
+            doc="The path of a bundle on the server.",
+        ),
+        Field(
+            name="model",
+            kind=Text(minimum=1),
+            doc="The model whose place it takes; needed when there are several.",
+        ),
+    ),
+)
 REPLY_SCHEMA: Schema = {
     "type": "object",
     "properties": {
@@ -49,11 +50,6 @@ class ReplaceModel:
     async def answer(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """Return the name of the new model when it is served. Raises ApiError."""
         body = await read_json(scope, receive, self._max_body_bytes)
-        fields = body if isinstance(body, dict) else {}
-        bundle, name = fields.get("bundle"), fields.get("model")
-        if not isinstance(bundle, str) or not bundle:
-            raise invalid_value("bundle", "`bundle` must be the path of a bundle on the server")
-        if name is not None and not isinstance(name, str):
-            raise invalid_value("model", "`model` must be the name of the model to replace")
-        new, old = await self._models.replace(bundle, name)
+        values = read_values(body, TABLE, self._models.common_facts()).by_name
+        new, old = await self._models.replace(values["bundle"], values["model"])
         return {"id": new, "object": "model", "replaced": old}

@@ -182,8 +182,11 @@ def _service(
 def _usage_log(settings: ServerSettings) -> UsageLog | None:
     if settings.usage_log is None:
         return None
-    limits = {"max_bytes": settings.usage_log_bytes, "kept": settings.usage_log_files}
-    return UsageLog(Path(settings.usage_log), **limits)
+    return UsageLog(
+        Path(settings.usage_log),
+        max_bytes=settings.usage_log_bytes,
+        kept=settings.usage_log_files,
+    )
 
 
 def _dialect_routes(dialects: Iterable[Dialect], service: Service) -> list[BaseRoute]:
@@ -216,7 +219,7 @@ def _document_routes(
 
         return Route(answer)
 
-    more = openapi.admin_paths() if models.can_load else {}
+    more = openapi.admin_paths(models.common_facts()) if models.can_load else {}
     routes = _both("/openapi.json", route("Ortolan", dialects, more), "GET")
     for dialect in dialects:
         title = f"Ortolan, {dialect.title} dialect"

@@ -82,7 +82,7 @@ def _success(dialect: Dialect) -> Schema:
     }
 
 
-def admin_paths() -> dict[str, Schema]:
+def admin_paths(facts: Facts) -> dict[str, Schema]:
     """Return the description of what admins may do."""
     failures = (400, 401, 403, 404, 405, 408, 409, 413, 415, 431, 500)
     return {
@@ -94,7 +94,7 @@ def admin_paths() -> dict[str, Schema]:
                 "security": [{"bearer": []}],
                 "requestBody": {
                     "required": True,
-                    "content": {"application/json": {"schema": admin.REQUEST_SCHEMA}},
+                    "content": {"application/json": {"schema": admin.TABLE.schema(facts)}},
                 },
                 "responses": {
                     "200": {

@@ -115,6 +115,17 @@ def test_a_bundle_that_cannot_be_opened_changes_nothing(
     assert swappable.server.model == "babbling"
 
 
+def test_a_misspelt_field_changes_nothing(swappable: Swappable) -> None:
+    """And the error says which was meant."""
+    server = swappable.server
+    body = {"bundle": str(swappable.other), "modle": "babbling"}
+    answer = server.client.post("/admin/models", json=body, headers=swappable.admin)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unknown_field"
+    assert "did you mean `model`?" in answer.json()["error"]["message"]
+    assert server.model == "babbling"
+
+
 def test_only_an_admin_changes_models(swappable: Swappable, server: Server) -> None:
     """Not another key, and nobody where there are no keys."""
     body = {"bundle": str(swappable.other)}

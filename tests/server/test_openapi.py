@@ -45,11 +45,14 @@ def test_optional_fields_may_be_null_and_required_ones_may_not(facts: Facts) -> 
     assert properties["model"]["type"] == "string"
 
 
-def test_what_an_admin_may_do_is_described() -> None:
+def test_what_an_admin_may_do_is_described(facts: Facts) -> None:
     """With the conflict while another bundle is being loaded, and a key always."""
-    operation = openapi.admin_paths()["/admin/models"]["post"]
+    operation = openapi.admin_paths(facts)["/admin/models"]["post"]
     assert {"200", "400", "401", "404", "409"} <= set(operation["responses"])
     assert operation["security"] == [{"bearer": []}]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["bundle"]
+    assert not body["additionalProperties"]
 
 
 def test_one_document_describes_every_model(facts: Facts) -> None:
