@@ -22,7 +22,7 @@ _ADMIN = "/admin/"
 class Authentication:
     """Passes requests that carry a key, or all while there are none; others end with a 401.
 
-    The key goes on in the scope's state as ``key`` and ``key_id``. Keys of kind ``access`` do not
+    The key goes on in the scope's state, see ``key_of``. Keys of kind ``access`` do not
     open paths that begin with ``api_only``; those below /admin want a key of kind ``admin`` always.
     ``open_paths`` are passed without a key, beside those of health.
     """
@@ -49,7 +49,7 @@ class Authentication:
                 raise _wrong_kind("admin", key)
             if key.kind == "access" and path.startswith(self._api_only):
                 raise _wrong_kind("api", key)
-            scope["state"] |= {"key": key, "key_id": key.id}
+            scope["state"]["key"] = key
         await self._app(scope, receive, send)
 
     def _find(self, header: str | None) -> Key:
@@ -84,6 +84,12 @@ class OwnNames:
 
     def _is_own(self, host: str) -> bool:
         return host == "localhost" or host in self._names or is_loopback(host)
+
+
+def key_of(scope: Scope) -> Key | None:
+    """Return the key that let the request in, None where there are no keys."""
+    key: Key | None = scope["state"].get("key")
+    return key
 
 
 def is_loopback(host: str) -> bool:

@@ -18,11 +18,12 @@ from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.events import Event
 from ortolan_runtime.params import GenerationRequest
 from ortolan_server import sse
+from ortolan_server.auth import key_of
 from ortolan_server.body import read_json
 from ortolan_server.bridge import Subscription
 from ortolan_server.candidates import Candidates
 from ortolan_server.dialects.base import Dialect
-from ortolan_server.edge import place_of
+from ortolan_server.edge import place_of, request_id
 from ortolan_server.errors import ApiError, from_runtime, internal, unavailable
 from ortolan_server.fields import FieldTable, nearest_name
 from ortolan_server.keys import Key
@@ -71,9 +72,10 @@ class CompletionEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError before anything is sent."""
+        key = key_of(scope)
         observation = self._service.observer.begin(
             request_id=request_id(scope),
-            key_id=scope["state"].get("key_id"),
+            key_id=None if key is None else key.id,
             dialect=self._dialect.name,
         )
         with observation.answering():
@@ -101,7 +103,7 @@ class CompletionEndpoint:
             try:
                 async with watching(receive, subscription.close):
                     answer = reply.stream if request.stream else reply.whole
-                    await answer(subscription, send, _headers(frame, ignored), request_id(scope))
+                    await answer(subscription, send, _headers(frame, ignored))
             finally:
                 served.bridge.release(subscription)
 
@@ -159,7 +161,7 @@ class _Reply:
         self._candidates = candidates
 
     async def whole(
-        self, subscription: Subscription, send: Send, headers: Mapping[str, str], _id: str
+        self, subscription: Subscription, send: Send, headers: Mapping[str, str]
     ) -> None:
         """Collect everything, then send one object. Raises ApiError."""
         while not self._candidates.have_ended:
@@ -179,7 +181,7 @@ class _Reply:
         self._observation.complete()
 
     async def stream(
-        self, subscription: Subscription, send: Send, headers: Mapping[str, str], id: str
+        self, subscription: Subscription, send: Send, headers: Mapping[str, str]
     ) -> None:
         """Send each event as it comes. A failure after the first byte is an event too."""
         await start_stream(send, {**headers, **sse.HEADERS})
@@ -188,6 +190,8 @@ class _Reply:
         except ApiError as error:
             await self._end_with(error, send)
         except Exception as exc:
+            id = self._observation.request_id
+            # The message may hold a prompt, so only the exception's type and place are logged.
             logger.error("request %s failed while streaming: %s", id, place_of(exc))
             await self._end_with(internal(id), send)
 
@@ -262,18 +266,6 @@ def _submit(
 def named_model(body: object) -> object:
     """Return what a body gives as its model, whatever it is."""
     return body.get("model") if isinstance(body, dict) else None
-
-
-def key_of(scope: Scope) -> Key | None:
-    """Return the key that let the request in, None where there are no keys."""
-    key: Key | None = scope["state"].get("key")
-    return key
-
-
-def request_id(scope: Scope) -> str:
-    """Return the id that the edge gave to the request."""
-    id: str = scope["state"]["request_id"]
-    return id
 
 
 def _headers(frame: Frame, ignored: tuple[str, ...]) -> dict[str, str]:

@@ -83,10 +83,16 @@ class Errors:
             return exc
         if isinstance(exc, HTTPException):
             return _of_routing(exc, scope)
-        id = scope["state"]["request_id"]
+        id = request_id(scope)
         # The message may hold a prompt, so only the exception's type and place are logged.
         logger.error("request %s failed: %s", id, place_of(exc))
         return internal(id)
+
+
+def request_id(scope: Scope) -> str:
+    """Return the id that ``RequestIds`` gave to the request."""
+    id: str = scope["state"]["request_id"]
+    return id
 
 
 def _of_routing(exc: HTTPException, scope: Scope) -> ApiError:

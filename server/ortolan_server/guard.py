@@ -14,7 +14,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ortolan_server.errors import INVALID_REQUEST
+from ortolan_server.errors import INVALID_REQUEST, SERVER
 from ortolan_server.responses import LINGER_S, encode
 from ortolan_server.settings import ServerSettings
 
@@ -184,9 +184,8 @@ class _Guarded(HttpToolsProtocol):
         if running is not None and running.response_started and not running.response_complete:
             self.transport.abort()  # a second answer would be read as part of the first
             return
-        body = encode(
-            {"error": {"message": message, "type": INVALID_REQUEST, "param": None, "code": None}}
-        )
+        type = SERVER if status >= 500 else INVALID_REQUEST
+        body = encode({"error": {"message": message, "type": type, "param": None, "code": None}})
         head = (
             f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -64,7 +64,7 @@ class Observation:
 
     def __init__(self, observer: Observer, *, request_id: str, key_id: str | None, dialect: str):
         self._observer = observer
-        self._request_id = request_id
+        self.request_id = request_id
         self._key_id = key_id
         self._dialect = dialect
         self._time = observer.clock()
@@ -153,7 +153,7 @@ class Observation:
         usage = self.usage()
         return UsageRecord(
             time=self._time,
-            request_id=self._request_id,
+            request_id=self.request_id,
             key_id=self._key_id,
             dialect=self._dialect,
             model=self.model,

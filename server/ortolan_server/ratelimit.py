@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ortolan_server.auth import key_of
+from ortolan_server.edge import request_id
 from ortolan_server.errors import RATE_LIMIT, ApiError
 from ortolan_server.keys import Key, KeyLimits
 from ortolan_server.observation import Observer, UsageRecord
@@ -77,7 +79,7 @@ class RateLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Raises ApiError."""
-        key: Key | None = scope["state"].get("key")
+        key = key_of(scope)
         dialect = self._dialects.get(scope["path"].rstrip("/"))
         if key is None or dialect is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
@@ -87,8 +89,9 @@ class RateLimits:
             self._admit(account)
         except ApiError:
             # It never comes to where requests are observed, and has its record all the same.
-            id = scope["state"]["request_id"]
-            observation = self._observer.begin(request_id=id, key_id=key.id, dialect=dialect)
+            observation = self._observer.begin(
+                request_id=request_id(scope), key_id=key.id, dialect=dialect
+            )
             with observation.answering():
                 raise
 

@@ -13,10 +13,11 @@ from starlette.types import Receive, Scope, Send
 from ortolan_runtime.errors import InvalidParameter
 from ortolan_runtime.text import Tokenizer
 from ortolan_runtime.version import __version__
+from ortolan_server.auth import key_of
 from ortolan_server.body import read_json
-from ortolan_server.completions import Service, key_of, named_model
+from ortolan_server.completions import Service, named_model
 from ortolan_server.dialects.common import MODEL
-from ortolan_server.errors import ApiError, from_runtime, model_not_found
+from ortolan_server.errors import from_runtime, model_not_found, unavailable
 from ortolan_server.fields import Field, FieldTable, read_values
 from ortolan_server.inputs import TokenIds
 from ortolan_server.kinds import Flag, Text
@@ -175,16 +176,14 @@ class HealthRoutes:
     async def health(self, scope: Scope, receive: Receive) -> Document:
         """Return that the engine runs. Raises ApiError."""
         if not self._is_alive():
-            raise ApiError(503, "the engine has failed", type="server_error", code="unavailable")
+            raise unavailable("the engine has failed")
         return {"status": "ok"}
 
     async def ready(self, scope: Scope, receive: Receive) -> Document:
         """Return that requests are taken. Raises ApiError."""
         await self.health(scope, receive)
         if self._is_draining():
-            raise ApiError(
-                503, "the server is shutting down", type="server_error", code="unavailable"
-            )
+            raise unavailable("the server is shutting down")
         return {"status": "ready"}
 
 
