@@ -49,7 +49,7 @@ class Tokenizer:
         self._byte_tokens = self._fallback_bytes()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of ``text``, with at most one BOS in front.
+        """Return the ids of ``text``; no BOS is put in front of one that the text has itself.
 
         Takes about 0.5 s for 1 MB. Raises InvalidParameter on a lone surrogate.
         """
@@ -61,9 +61,8 @@ class Tokenizer:
             ids: list[int] = encoding.ids
         except (UnicodeEncodeError, TypeError) as exc:  # which one depends on the library's version
             raise InvalidParameter("prompt", "must hold no lone surrogate", text) from exc
-        if self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:
-            return ids[1:]
-        return ids
+        has_two = self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
+        return ids[1:] if add_special_tokens and has_two else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; bytes that form no character become U+FFFD."""

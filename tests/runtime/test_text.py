@@ -226,11 +226,13 @@ def test_encoding_adds_one_bos_and_never_a_second(kind: str, make_tokenizer: Mak
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_encoding_without_special_tokens_adds_none(
+def test_encoding_without_special_tokens_adds_none_and_takes_none_away(
     kind: str, make_tokenizer: MakeTokenizer
 ) -> None:
     tokenizer = make_tokenizer(kind)
-    assert tokenizer.bos_token_id not in tokenizer.encode("Hello", add_special_tokens=False)
+    for count, text in enumerate(("Hello", "<s>Hello", "<s><s>Hello")):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids.count(tokenizer.bos_token_id or 0) == count
 
 
 def test_a_lone_surrogate_is_refused_by_name(make_tokenizer: MakeTokenizer) -> None:
