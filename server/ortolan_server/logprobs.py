@@ -31,7 +31,7 @@ def token_name(score: TokenScore, tokenizer: Tokenizer) -> str:
     token carries, and is then shown as the text has it.
     """
     name = tokenizer.token_text(score.id)
-    return score.text if score.text and name == f" {score.text}" else name
+    return score.text if name == f" {score.text}" else name
 
 
 def top_map(score: TokenScore, tokenizer: Tokenizer, count: int) -> dict[str, float] | None:

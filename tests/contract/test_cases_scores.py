@@ -47,13 +47,14 @@ def test_scoring_a_prompt_without_generating_is_a_request_like_any_other(
     assert glass.text("Hello", max_tokens=3)
 
 
-@pytest.mark.parametrize("server", ["glass", "pieces"])
+@pytest.mark.parametrize(
+    ("server", "prompt"), [("glass", BREAD), ("pieces", "The quick fox"), ("pieces", "a fox")]
+)
 def test_echo_with_logprobs_scores_the_prompt_too(
-    server: str, request: pytest.FixtureRequest
+    server: str, prompt: str, request: pytest.FixtureRequest
 ) -> None:
-    """A-ECHO-02."""
+    """A-ECHO-02; in `a fox` the space before the first word is a token of its own."""
     served: Server = request.getfixturevalue(server)
-    prompt = BREAD if server == "glass" else "The quick fox"
     fields: dict[str, Any] = {"echo": True, "logprobs": 5, "max_tokens": 1}
     document = served.complete(prompt, **fields)
     choice, count = document["choices"][0], document["usage"]["prompt_tokens"]
