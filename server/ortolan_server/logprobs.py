@@ -17,6 +17,9 @@ from ortolan_server.request import CompletionRequest
 
 LOWEST = -9999.0
 
+# Characters of a prompt that are passed over at most to find the next token behind them.
+_MOST_REWRITTEN = 64
+
 
 def shown_logprob(value: float) -> float:
     """Return ``value`` within LOWEST..0."""
@@ -108,18 +111,29 @@ def _logprob(score: TokenScore) -> float | None:
 def _as_shown(prompt: PromptPart) -> list[TokenScore]:
     """Return a prompt's scores with each token's text as the prompt's own text has it.
 
-    Decoding writes a BOS that the client did not, and a space before the first word.
+    Decoding writes a BOS that the client did not, and a space before the first word. Where it
+    writes characters in another form, which the tokenizer gave them, the client's go to the token.
     """
-    shown = []
+    shown: list[TokenScore] = []
     position = 0
     for score in prompt.scores:
-        text = score.text
-        if not prompt.text.startswith(text, position):
-            bare = text.removeprefix(" ")
-            text = bare if prompt.text.startswith(bare, position) else ""
-        position += len(text)
+        # Nothing is passed over for the first token, which may be a BOS that the text lacks.
+        start, text = _place(score.text, prompt.text, position, _MOST_REWRITTEN if shown else 0)
+        if start > position:
+            rest = shown[-1].text + prompt.text[position:start]
+            shown[-1] = msgspec.structs.replace(shown[-1], text=rest)
+        position = start + len(text)
         shown.append(msgspec.structs.replace(score, text=text))
     return shown
+
+
+def _place(text: str, whole: str, position: int, most_skipped: int) -> tuple[int, str]:
+    """Return where a token is in the ``whole`` text from ``position`` on, and as what."""
+    for form in (text, text.removeprefix(" ")):
+        if whole.startswith(form, position):
+            return position, form
+    start = whole.find(text, position, position + most_skipped)
+    return (start, text) if start >= 0 else (position, "")
 
 
 def _offsets(scores: Iterable[TokenScore], start: int) -> list[int]:

@@ -71,6 +71,19 @@ def test_offsets_begin_after_a_prompt_that_is_not_shown(tokenizer: Tokenizer) ->
     assert shown["top_logprobs"][0] is None
 
 
+def test_offsets_follow_a_prompt_that_the_tokenizer_rewrites(tokenizer: Tokenizer) -> None:
+    """Such as letters with accents of their own, which many make into one character."""
+    first, second = tokenizer.encode("é")
+    b = tokenizer.encode("b")[0]
+    scores = [TokenScore(first, ""), TokenScore(second, "é", -1.0), TokenScore(b, "b", -1.0)]
+    prompt = PromptPart(text="e\u0301b", ids=(first, second, b), scores=tuple(scores))
+    piece = Piece(index=0, prompt=prompt, tokens=(TokenScore(b, "b", -1.0),), is_first=True)
+    request = CompletionRequest(prompts=(prompt.text,), logprobs=0)
+    shown = completions_logprobs(piece, request, tokenizer, with_prompt=True)
+    assert shown is not None
+    assert shown["text_offset"] == [0, 0, 2, 3]
+
+
 def test_nothing_is_shown_when_nothing_was_asked_for(tokenizer: Tokenizer) -> None:
     """Null, not empty arrays."""
     piece = Piece(index=0, prompt=PromptPart(text="", ids=(1,)))
