@@ -172,6 +172,11 @@ class Engine:
         """Return whether the thread runs and takes requests or ends them."""
         return self._thread.is_alive() and self.failure is None
 
+    @property
+    def most_sequences(self) -> int:
+        """Return how many sequences there may be at once, those that wait included."""
+        return self._stepper.slots + self._queue_limit
+
     def check(self, request: GenerationRequest) -> None:
         """Raise ContextLengthExceeded or InvalidParameter when ``request`` can never run here."""
         total = len(request.prompt) + request.max_tokens

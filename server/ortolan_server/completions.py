@@ -111,9 +111,15 @@ class CompletionEndpoint:
         self, body: object, served: Served, key: Key | None
     ) -> tuple[CompletionRequest, tuple[str, ...]]:
         service = self._service
-        names = service.models.names(key)
+        # A client that is told of a full queue tries again, which must not be in vain for ever.
+        choices = min(service.limits.choices, served.engine.most_sequences)
         request, ignored = read_request(
-            body, self._dialect, self._table, facts=served.facts, names=names, limits=service.limits
+            body,
+            self._dialect,
+            self._table,
+            facts=served.facts,
+            names=service.models.names(key),
+            limits=msgspec.structs.replace(service.limits, choices=choices),
         )
         self._log_ignored(ignored)
         return request, ignored

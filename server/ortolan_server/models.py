@@ -41,6 +41,10 @@ class ServedEngine(SequenceEngine, Loaded, Protocol):
     def is_alive(self) -> bool:
         """Return whether the step thread runs."""
 
+    @property
+    def most_sequences(self) -> int:
+        """Return how many sequences there may be at once, those that wait included."""
+
     def statistics(self) -> Statistics:
         """Return counters and gauges, as of the last step."""
 

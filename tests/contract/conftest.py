@@ -7,7 +7,7 @@
 - ``speaker``: a scripted model for the golden pairs: it knows the capital of France.
 - ``keyed``: ``plain`` behind a key, with an origin that browsers may call from.
 - ``strict``: ``plain`` under ``--strict``.
-- ``narrow``: ``plain`` with one slot, a short queue and no page.
+- ``narrow``: ``plain`` with one slot, a queue of two and no page.
 """
 
 from __future__ import annotations

@@ -73,6 +73,14 @@ def test_a_request_that_fans_out_too_far_is_refused_at_once(
     assert time.monotonic() - start < 1.0
 
 
+def test_what_can_never_wait_in_the_queue_is_refused_for_good(narrow: Server) -> None:
+    """One slot and a queue of two hold three sequences: a 429 would be tried again and again."""
+    assert len(narrow.complete("Hi", n=3, max_tokens=1)["choices"]) == 3
+    for fields in ({"n": 4}, {"n": 1, "best_of": 4}, {"prompt": ["a"] * 4}):
+        error = narrow.refused({**narrow.body("Hi", max_tokens=1), **fields})
+        assert "must be <= 3, got 4" in error["message"]
+
+
 def test_choices_come_prompt_by_prompt(plain: Server) -> None:
     """A-N-01."""
     prompts = ["alpha beta", "gamma delta"]
