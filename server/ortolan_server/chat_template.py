@@ -11,6 +11,9 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ortolan_runtime.errors import InvalidParameter
@@ -26,7 +29,7 @@ class ChatTemplate:
             # Templates are written for these settings, without which blank lines get in.
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
@@ -60,6 +63,17 @@ class ChatTemplate:
         raise InvalidParameter("messages", requirement, f"{len(messages)} messages")
 
 
+class _Generation(Extension):
+    """Reads what ``{% generation %}`` encloses as if it stood alone; only training needs the tag."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is enclosed."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class _Refused(Exception):
     """The template itself refused the messages, in its author's words."""
 
@@ -72,5 +86,18 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return ``value`` as JSON; the arguments are those that transformers gives to templates."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

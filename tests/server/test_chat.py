@@ -99,6 +99,18 @@ def test_a_model_without_a_template_says_so(facts: Facts) -> None:
         made(facts, [USER])
 
 
+def test_what_transformers_gives_to_templates_is_there() -> None:
+    """Tags and filters of templates that many models come with."""
+    source = (
+        "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}"
+        "{{ message | tojson(ensure_ascii=False, indent=None, sort_keys=True) }}"
+        "{% break %}{% endfor %}"
+    )
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    user = {"role": "user", "content": "é"}
+    assert template.render([user, user]) == 'é{"content": "é", "role": "user"}'
+
+
 @pytest.mark.parametrize(
     "source",
     [
