@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ortolan_server.completion import SHELLS, script
+from ortolan_server.shell_completion import SHELLS, script
 
 EXAMPLES = """\
   ortolan completion bash > ~/.local/share/bash-completion/completions/ortolan

@@ -10,7 +10,7 @@ import pytest
 
 from ortolan_server.cli import parser
 from ortolan_server.commands.registry import COMMANDS
-from ortolan_server.completion import SHELLS, script
+from ortolan_server.shell_completion import SHELLS, script
 
 # Words typed so far, the last of them to be completed; what must be offered; what must not.
 CASES = [
