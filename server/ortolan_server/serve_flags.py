@@ -9,33 +9,7 @@ from collections.abc import Mapping
 from ortolan_server.keys import default_key_file
 from ortolan_server.settings import ServerSettings
 
-# Options that are named as the fields of ServerSettings are; one is added at each place below.
-_NAMES = (
-    "host",
-    "port",
-    "unix_socket",
-    "model_name",
-    "v1_dialect",
-    "strict",
-    "page",
-    "no_auth",
-    "tls_certificate",
-    "tls_key",
-    "usage_log",
-    "usage_log_bytes",
-    "usage_log_files",
-    "max_choices_per_request",
-    "max_output_tokens",
-    "max_body_bytes",
-    "max_header_bytes",
-    "max_connections",
-    "header_timeout_s",
-    "body_timeout_s",
-    "idle_timeout_s",
-    "stalled_reader_timeout_s",
-    "heartbeat_s",
-    "grace_s",
-)
+_FIELDS = frozenset(ServerSettings.__struct_fields__)
 _LIMITS = (
     ("usage_log_bytes", int, "BYTES", "the usage log is rotated beyond it"),
     ("usage_log_files", int, "N", "rotated usage logs that are kept"),
@@ -59,14 +33,13 @@ _LIMITS = (
 
 
 def settings_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServerSettings:
-    """Return the settings that were asked for. Raises InvalidParameter."""
-    return ServerSettings(
-        **{name: getattr(arguments, name) for name in _NAMES},
-        keys_file=arguments.keys,
-        allowed_hosts=tuple(arguments.allowed_hosts),
-        cors_origins=tuple(arguments.cors_origins),
-        api_key=environment.get("ORTOLAN_API_KEY") or None,
-    )
+    """Return the settings that were asked for; every option is named as its field is.
+
+    Raises InvalidParameter.
+    """
+    given = {name: value for name, value in vars(arguments).items() if name in _FIELDS}
+    given |= {name: tuple(given[name]) for name in ("allowed_hosts", "cors_origins")}
+    return ServerSettings(**given, api_key=environment.get("ORTOLAN_API_KEY") or None)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +86,7 @@ def _add_access_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--keys",
+        dest="keys_file",
         metavar="FILE",
         default=str(default_key_file(os.environ)),
         help="keys of `ortolan keys` (default: %(default)s); ORTOLAN_API_KEY is one more",

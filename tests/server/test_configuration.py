@@ -13,6 +13,8 @@ import pytest
 from ortolan_server.cli import main
 from ortolan_server.commands import serve
 from ortolan_server.configuration import Configurable, ConfigurationError, Setting, file_of
+from ortolan_server.serve_flags import add_server_flags, settings_of
+from ortolan_server.settings import ServerSettings
 
 NOTHING: Mapping[str, str] = {"HOME": "/nonexistent"}
 
@@ -34,6 +36,17 @@ def written(folder: Path, text: str) -> Path:
     file = folder / "config.toml"
     file.write_text(f"[serve]\n{text}\n")
     return file
+
+
+def test_every_setting_of_the_server_has_an_option() -> None:
+    """But the key, which must not stand where others can read it."""
+    parser = argparse.ArgumentParser()
+    add_server_flags(parser)
+    given = vars(parser.parse_args([]))
+    assert set(ServerSettings.__struct_fields__) - set(given) == {"api_key"}
+    assert settings_of(argparse.Namespace(**given), {}) == ServerSettings(
+        keys_file=given["keys_file"]
+    )
 
 
 def test_a_flag_comes_before_a_variable_before_the_file_before_the_default(tmp_path: Path) -> None:
