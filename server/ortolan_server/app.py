@@ -30,7 +30,7 @@ from ortolan_server.metrics import Measured, Metrics, MetricsRoute
 from ortolan_server.models import Load, Models, NamedEngine, Served
 from ortolan_server.observation import Observer
 from ortolan_server.page import ASSETS, ROOT, Page
-from ortolan_server.prompts import Limits
+from ortolan_server.prompts import limits_of
 from ortolan_server.ratelimit import RateLimits
 from ortolan_server.routes import (
     HealthRoutes,
@@ -169,9 +169,7 @@ def _service(
     return Service(
         models=models,
         observer=observer,
-        limits=Limits(
-            choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
-        ),
+        limits=limits_of(settings),
         max_body_bytes=settings.max_body_bytes,
         heartbeat_s=settings.heartbeat_s,
         is_strict=settings.strict,

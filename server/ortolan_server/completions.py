@@ -31,7 +31,7 @@ from ortolan_server.models import Models, Served
 from ortolan_server.observation import Observation, Observer
 from ortolan_server.prompts import Limits, character_count, prepare, read_request
 from ortolan_server.reply import Frame, Piece, PromptPart, Usage
-from ortolan_server.request import CompletionRequest
+from ortolan_server.request import SEED_BITS, CompletionRequest
 from ortolan_server.responses import end_stream, send_json, send_part, start_stream, watching
 
 logger = logging.getLogger("ortolan.server")
@@ -39,9 +39,6 @@ logger = logging.getLogger("ortolan.server")
 # Below these, work is done on the loop: a thread costs more than it saves.
 _FEW_CHARACTERS = 2048
 _FEW_SCORES = 256
-
-# JavaScript's numbers hold this many bits exactly, so that a client can send a seed back.
-SEED_BITS = 53
 
 _MAX_NAMES_IN_HEADER = 16
 _MAX_NAMES_TOLD = 256

@@ -35,7 +35,6 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
     strict: Kind | None = None
     aliases: tuple[str, ...] = ()
-    is_extension: bool = False
 
     @property
     def canonical_name(self) -> str:

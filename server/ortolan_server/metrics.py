@@ -25,7 +25,7 @@ _NEXT_TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0
 _REQUEST_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 # Field of Statistics: the metric's name, what it says.
-_GAUGES = (
+GAUGES = (
     ("slots", "slots", "Sequences that can run at once."),
     ("running", "running_sequences", "Sequences in slots."),
     ("waiting", "waiting_sequences", "Sequences in the queue."),
@@ -172,7 +172,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every figure of the engines."""
         by_model = self._statistics()
-        for field, name, meaning in _GAUGES:
+        for field, name, meaning in GAUGES:
             gauge = GaugeMetricFamily(f"ortolan_{name}", meaning, labels=["model"])
             for model, now in by_model.items():
                 gauge.add_metric([model], getattr(now, field))

@@ -24,14 +24,13 @@ from ortolan_server.errors import ApiError, invalid_value, model_not_found
 from ortolan_server.facts import Loaded
 from ortolan_server.keys import Key
 from ortolan_server.kinds import Facts
+from ortolan_server.metrics import GAUGES
 
 logger = logging.getLogger("ortolan.server")
 
 _POLL_S = 0.1
 # What an engine has at the moment; everything else in its statistics only grows.
-_GAUGES = frozenset(
-    ("slots", "running", "waiting", "kv_budget_tokens", "kv_used_tokens", "kv_cached_tokens")
-)
+_GAUGES = frozenset(field for field, _, _ in GAUGES)
 
 
 class ServedEngine(SequenceEngine, Loaded, Protocol):

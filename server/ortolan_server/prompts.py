@@ -14,6 +14,7 @@ from ortolan_server.fields import FieldTable, read_values
 from ortolan_server.kinds import Facts
 from ortolan_server.reply import PromptPart
 from ortolan_server.request import CompletionRequest
+from ortolan_server.settings import ServerSettings
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     choices: int
     output_tokens: int
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    """Return the limits that the settings say."""
+    return Limits(
+        choices=settings.max_choices_per_request, output_tokens=settings.max_output_tokens
+    )
 
 
 def read_request(

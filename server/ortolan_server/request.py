@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# JavaScript's numbers hold this many bits exactly, so that a client can send a seed back that was
+# made for a request without one.
+SEED_BITS = 53
+
 PromptInput = str | tuple[int, ...]
 
 

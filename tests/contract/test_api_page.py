@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from ortolan_server.dialects.base import Dialect
+from ortolan_server.dialects.common import EXTENSIONS
 from ortolan_server.dialects.registry import DIALECTS
 from ortolan_server.fields import Field
 from ortolan_server.inputs import LogitBias, Messages, Prompts, StreamOptions, TextFormat, TokenIds
@@ -54,12 +55,13 @@ def table(block: str) -> str:
     if kind == "routes":
         return routes()
     if kind == "extensions":
-        return rows(field for field in OPENAI.fields if field.is_extension)
+        return rows(EXTENSIONS)
     dialect = BY_NAME[name]
     if kind == "differences":
         same = {field.name: field for field in OPENAI.fields}
         return rows(field for field in dialect.fields if same.get(field.name) != field)
-    return rows(field for field in dialect.fields if not field.is_extension)
+    extensions = {field.name for field in EXTENSIONS}
+    return rows(field for field in dialect.fields if field.name not in extensions)
 
 
 def routes() -> str:

@@ -34,12 +34,13 @@ from ortolan_server.bridge import SequenceEngine
 from ortolan_server.candidates import Candidates
 from ortolan_server.errors import ApiError, from_runtime, invalid_value
 from ortolan_server.facts import Loaded, facts_of, fingerprint_of
-from ortolan_server.prompts import Limits, prepare, read_request
+from ortolan_server.prompts import Limits, limits_of, prepare, read_request
 from ortolan_server.reply import Frame
 from ortolan_server.request import CompletionRequest
 from ortolan_server.responses import encode
+from ortolan_server.settings import ServerSettings
 
-DEFAULT_LIMITS = Limits(choices=128, output_tokens=1024)
+DEFAULT_LIMITS = limits_of(ServerSettings())
 
 
 class BatchEngine(SequenceEngine, Loaded, Protocol):

@@ -18,14 +18,13 @@ from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.chat import CHAT
 from ortolan_server.dialects.openai import OPENAI
 from ortolan_server.errors import ApiError
+from ortolan_server.request import SEED_BITS
 
 DIALECTS = {dialect.path: dialect for dialect in (OPENAI, CHAT)}
 
 # Beyond so many characters, prompts that begin alike are not told apart when they are ordered.
 _KEY_CHARACTERS = 1024
 _MAX_ID_CHARACTERS = 512
-# JavaScript's numbers hold this many bits exactly.
-_SEED_BITS = 53
 
 Document = dict[str, Any]
 
@@ -83,7 +82,7 @@ def prefix_key(line: Line) -> str:
 def seed_of(custom_id: str) -> int:
     """Return the seed of a request that names none: the same in every run of the batch."""
     digest = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8]) >> (64 - _SEED_BITS)
+    return int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
 
 
 def answer_of(line: Line, status: int, body: Document) -> Document:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from ortolan_runtime.params import MAX_LOGPROBS
 from ortolan_server.fields import Field
 from ortolan_server.inputs import LogitBias, Prompts, StreamOptions, TokenIds
@@ -115,81 +113,79 @@ STREAMING = (
         doc="`include_usage` adds a chunk with the usage; `continuous_usage_stats` to every chunk.",
     ),
 )
-EXTENSIONS = tuple(
-    msgspec.structs.replace(field, is_extension=True)
-    for field in (
-        Field(
-            name="include_stop_str_in_output",
-            target="include_stop",
-            kind=Flag(),
-            default=False,
-            doc="Keep the stop string at the end of the text.",
-        ),
-        Field(
-            name="stop_token_ids",
-            kind=TokenIds(),
-            default=(),
-            doc="End at these tokens too, as at the model's own end.",
-        ),
-        Field(
-            name="min_tokens",
-            kind=Integer(minimum=0),
-            default=0,
-            doc="Do not end before this many tokens.",
-        ),
-        Field(
-            name="ignore_eos",
-            kind=Flag(),
-            default=False,
-            doc="Go on after the model's own end.",
-        ),
-        Field(
-            name="allowed_token_ids",
-            kind=TokenIds(minimum=1),
-            default=(),
-            doc="Draw from these tokens alone.",
-        ),
-        Field(
-            name="bad_words",
-            kind=Texts(maximum=128, allows_single=False),
-            default=(),
-            doc="Never generate these words.",
-        ),
-        Field(
-            name="add_special_tokens",
-            kind=Flag(),
-            default=True,
-            doc="Let the tokenizer put its BOS before a prompt that is text.",
-        ),
-        Field(
-            name="skip_special_tokens",
-            kind=Flag(),
-            default=True,
-            doc="Leave control tokens out of the text.",
-        ),
-        Field(
-            name="return_token_ids",
-            kind=Flag(),
-            default=False,
-            doc="Add `token_ids` and `prompt_token_ids` to each choice.",
-        ),
-        Field(
-            name="prompt_logprobs",
-            kind=Integer(minimum=0, maximum=MAX_LOGPROBS),
-            doc="Return the scores of the prompt's tokens and of this many likeliest ones.",
-        ),
-        Field(
-            name="truncate_prompt_tokens",
-            kind=Integer(minimum=1, off=(-1,)),
-            doc="Keep the last tokens of the prompt, this many; -1 as many as fit.",
-        ),
-        Field(
-            name="cache_salt",
-            kind=Text(),
-            default="",
-            doc="Only requests with the same salt share the prefix cache.",
-        ),
-    )
+# vLLM's names.
+EXTENSIONS = (
+    Field(
+        name="include_stop_str_in_output",
+        target="include_stop",
+        kind=Flag(),
+        default=False,
+        doc="Keep the stop string at the end of the text.",
+    ),
+    Field(
+        name="stop_token_ids",
+        kind=TokenIds(),
+        default=(),
+        doc="End at these tokens too, as at the model's own end.",
+    ),
+    Field(
+        name="min_tokens",
+        kind=Integer(minimum=0),
+        default=0,
+        doc="Do not end before this many tokens.",
+    ),
+    Field(
+        name="ignore_eos",
+        kind=Flag(),
+        default=False,
+        doc="Go on after the model's own end.",
+    ),
+    Field(
+        name="allowed_token_ids",
+        kind=TokenIds(minimum=1),
+        default=(),
+        doc="Draw from these tokens alone.",
+    ),
+    Field(
+        name="bad_words",
+        kind=Texts(maximum=128, allows_single=False),
+        default=(),
+        doc="Never generate these words.",
+    ),
+    Field(
+        name="add_special_tokens",
+        kind=Flag(),
+        default=True,
+        doc="Let the tokenizer put its BOS before a prompt that is text.",
+    ),
+    Field(
+        name="skip_special_tokens",
+        kind=Flag(),
+        default=True,
+        doc="Leave control tokens out of the text.",
+    ),
+    Field(
+        name="return_token_ids",
+        kind=Flag(),
+        default=False,
+        doc="Add `token_ids` and `prompt_token_ids` to each choice.",
+    ),
+    Field(
+        name="prompt_logprobs",
+        kind=Integer(minimum=0, maximum=MAX_LOGPROBS),
+        doc="Return the scores of the prompt's tokens and of this many likeliest ones.",
+    ),
+    Field(
+        name="truncate_prompt_tokens",
+        kind=Integer(minimum=1, off=(-1,)),
+        doc="Keep the last tokens of the prompt, this many; -1 as many as fit.",
+    ),
+    Field(
+        name="cache_salt",
+        kind=Text(),
+        default="",
+        doc="Only requests with the same salt share the prefix cache.",
+    ),
 )
 COMPLETION_FIELDS = (
     MODEL,

@@ -20,17 +20,7 @@ def completion_schema(usage: Schema | None = None) -> Schema:
             "finish_reason": {"enum": ["stop", "length", "content_filter"]},
         }
     )
-    return _object(
-        {
-            "id": _TEXT,
-            "object": {"const": "text_completion"},
-            "created": _COUNT,
-            "model": _TEXT,
-            "system_fingerprint": _TEXT,
-            "choices": _array(choice),
-            "usage": usage or usage_schema(),
-        }
-    )
+    return _reply("text_completion", choice, usage or usage_schema())
 
 
 def together_schema() -> Schema:
@@ -72,17 +62,7 @@ def chat_schema() -> Schema:
             "finish_reason": {"enum": ["stop", "length", "content_filter"]},
         }
     )
-    return _object(
-        {
-            "id": _TEXT,
-            "object": {"const": "chat.completion"},
-            "created": _COUNT,
-            "model": _TEXT,
-            "system_fingerprint": _TEXT,
-            "choices": _array(choice),
-            "usage": usage_schema(),
-        }
-    )
+    return _reply("chat.completion", choice, usage_schema())
 
 
 def usage_schema() -> Schema:
@@ -106,6 +86,20 @@ def error_schema(*, omits_nulls: bool) -> Schema:
     if omits_nulls:
         error["required"] = ["message", "type"]
     return _object({"error": error})
+
+
+def _reply(name: str, choice: Schema, usage: Schema) -> Schema:
+    return _object(
+        {
+            "id": _TEXT,
+            "object": {"const": name},
+            "created": _COUNT,
+            "model": _TEXT,
+            "system_fingerprint": _TEXT,
+            "choices": _array(choice),
+            "usage": usage,
+        }
+    )
 
 
 def _logprobs_schema(first: Schema | None = None) -> Schema:
