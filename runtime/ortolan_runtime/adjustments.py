@@ -54,10 +54,9 @@ def has_adjustments(row: RowState) -> bool:
     )
 
 
-def adjusted(raw: Logits, row: RowState) -> Logits:
-    """Return a copy of one row, float32 ``[vocab]``, with bias, bans and penalties applied."""
+def adjust(logits: Logits, row: RowState) -> None:
+    """Apply bias, bans and penalties to one row, float32 ``[vocab]``, in place."""
     params = row.params
-    logits = raw.copy()
     if params.logit_bias:
         ids = np.fromiter(params.logit_bias.keys(), np.int64)
         bias = np.fromiter(params.logit_bias.values(), np.float64)
@@ -67,7 +66,6 @@ def adjusted(raw: Logits, row: RowState) -> Logits:
     banned = [*row.banned, *_bad_word_ends(params.bad_words, row.tail)]
     _ban(logits, banned)
     _penalise(logits, params, row.counts)
-    return logits
 
 
 def _allow_only(logits: Logits, allowed: Ids) -> None:
