@@ -22,7 +22,7 @@ NOT_RUN = {
     "docs/quickstart.md: python3 -m venv .venv": "the README's command in two lines",
     "docs/quickstart.md: .venv/bin/ortolan serve": "the README's command without its beginning",
     "docs/deployment.md: python3 -m venv /opt/ortolan && /opt/ortolan/bin/pip install "
-    "'ortolan[cpu]'": "needs root and systemd; tests/deployment/test_systemd.py checks the unit",
+    "'.[cpu]'": "needs root and systemd; tests/deployment/test_systemd.py checks the unit",
     "docs/deployment.md: ortolan pack ./my-bundle my-model.tar.gz --python 3.11": "fetches 30 "
     "wheels; tests/deployment/test_pack.py packs",
     "docs/deployment.md: tar xf my-model.tar.gz": "needs root for /opt; "
@@ -34,9 +34,9 @@ NOT_RUN = {
     "docs/scaling.md: sed 's|--offline|--offline --port %i|; s|usage.jsonl|usage-%i.jsonl|' "
     "deploy/ortolan.service > /etc/systemd/system/ortolan@.service": "needs root and systemd; "
     "tests/deployment/test_systemd.py runs its first line and checks what it makes",
-    "docs/scaling.md: pip install 'ortolan[cpu,ray]'": "installs Ray and serves for ever; "
+    "docs/scaling.md: pip install '.[cpu,ray]'": "installs Ray and serves for ever; "
     "tests/deployment/test_ray.py runs a cluster where Ray is installed",
-    "docs/batch.md: pip install 'ortolan[cpu,ray]'": "installs Ray; "
+    "docs/batch.md: pip install '.[cpu,ray]'": "installs Ray; "
     "tests/deployment/test_ray_batch.py runs the command where Ray is installed",
     "docs/gpu.md: ortolan export ./Llama-3.2-1B ./llama --for tensorrt --context-length 4096": ""
     "needs a GPU with TensorRT; tests/export/test_targets.py makes such bundles without one",
