@@ -64,7 +64,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """Reads what ``{% generation %}`` encloses as if it stood alone; only training needs the tag."""
+    """Reads what ``{% generation %}`` encloses as if it stood alone; training needs the tag."""
 
     tags = {"generation"}
 
