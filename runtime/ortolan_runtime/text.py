@@ -25,6 +25,8 @@ REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 6
 # A text that is nothing but broken characters has no better place to begin.
 _MAX_CONTEXT_TOKENS = 48
+# Longer prompts are decoded as a batch of one, which costs more for a few tokens.
+_MANY_IDS = 4096
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -66,8 +68,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; bytes that form no character become U+FFFD."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        if len(ids) > _MANY_IDS:
+            # `decode` would hold the GIL all the while, which is longer than all else takes.
+            (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        else:
+            text = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def is_special(self, id: int) -> bool:
         """Return whether ``id`` is a control token such as BOS or EOS."""

@@ -96,11 +96,12 @@ class Prompts(msgspec.Struct, frozen=True):
             return (value,)
         if not isinstance(value, list) or not value:
             raise Refused(_PROMPT_FORMS, words=_described(value))
-        if all(isinstance(item, str) for item in value):
+        kinds = set(map(type, value))  # a loop in Python would hold up the others
+        if kinds == {str}:
             return tuple(value)
-        if all(isinstance(item, list) for item in value):
+        if kinds == {list}:
             return tuple(self._ids(item, facts) for item in value)
-        if any(isinstance(item, str | list | dict) or item is None for item in value):
+        if kinds & {str, list, dict, NoneType}:
             raise Refused(_PROMPT_FORMS, words="a list of mixed items")
         return (self._ids(value, facts),)
 
@@ -207,18 +208,22 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 def read_token_ids(items: list[object], facts: Facts) -> tuple[int, ...]:
     """Return ``items`` as ids of the vocabulary. Raises Refused."""
-    requirement = f"must have token ids within 0..{facts.vocab_size - 1}"
-    if all(type(item) is int for item in items):  # the common case, without a loop in Python
+    if set(map(type, items)) == {int}:  # the common case, without a loop in Python
         ids: tuple[int, ...] = tuple(items)  # type: ignore[arg-type]
     else:
         wholes = [whole_number(item) for item in items]
         if None in wholes:
-            raise Refused(requirement, items[wholes.index(None)])
+            raise _no_token_id(items[wholes.index(None)], facts)
         ids = tuple(whole for whole in wholes if whole is not None)
-    for extreme in (min(ids, default=0), max(ids, default=0)):
-        if not 0 <= extreme < facts.vocab_size:
-            raise Refused(requirement, extreme)
+    if ids and min(ids) < 0:
+        raise _no_token_id(min(ids), facts)
+    if ids and max(ids) >= facts.vocab_size:
+        raise _no_token_id(max(ids), facts)
     return ids
+
+
+def _no_token_id(value: object, facts: Facts) -> Refused:
+    return Refused(f"must have token ids within 0..{facts.vocab_size - 1}", value)
 
 
 def token_id_schema(facts: Facts) -> Schema:

@@ -235,6 +235,16 @@ def test_encoding_without_special_tokens_adds_none_and_takes_none_away(
         assert ids.count(tokenizer.bos_token_id or 0) == count
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_ids_are_decoded_as_few_are(kind: str, make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(kind)
+    ids = tokenizer.encode("x€ y" * 2000)
+    assert len(ids) > 4096
+    for skip in (True, False):
+        text = tokenizer.decode(tuple(ids), skip_special_tokens=skip)
+        assert text == tokenizer._tokenizer.decode(ids, skip_special_tokens=skip)
+
+
 def test_a_lone_surrogate_is_refused_by_name(make_tokenizer: MakeTokenizer) -> None:
     with pytest.raises(InvalidParameter, match="`prompt` must hold no lone surrogate"):
         make_tokenizer("byte-level").encode("a\ud800b")
