@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ortolan_runtime.errors import OrtolanError
+from ortolan_server.commands.registry import configurable_commands
 
 PREFIX = "ORTOLAN_"
 FILE_VARIABLE = "ORTOLAN_CONFIG"
@@ -151,9 +152,6 @@ def file_of(environment: Mapping[str, str]) -> Path | None:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return a file's tables by command. Raises ConfigurationError."""
-    # Imported here: the registry's commands import this module.
-    from ortolan_server.commands.registry import configurable_commands
-
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)

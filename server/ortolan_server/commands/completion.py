@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ortolan_server.cli import parser
+from ortolan_server.commands.registry import COMMANDS
 from ortolan_server.shell_completion import SHELLS, script
 
 EXAMPLES = """\
@@ -21,9 +23,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the script to stdout."""
-    # Imported here: the command line imports this module.
-    from ortolan_server.cli import parser
-    from ortolan_server.commands.registry import COMMANDS
-
     sys.stdout.write(script(arguments.shell, parser(*COMMANDS)))
     return 0
