@@ -48,7 +48,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 512
     header_timeout_s: float = 5.0
     body_timeout_s: float = 10.0
-    idle_timeout_s: float = 30.0
+    # Longer than clients keep idle connections: AWS's balancers and nginx 60 s, Go 90 s. A request
+    # that meets a connection being closed fails, and a POST is not sent again.
+    idle_timeout_s: float = 120.0
     stalled_reader_timeout_s: float = 30.0
     heartbeat_s: float = 15.0
     grace_s: float = 20.0

@@ -259,6 +259,12 @@ def test_idle_connections_are_given_up_before_the_server_closes_them(text: str, 
     assert int(seconds[1]) < ServerSettings().idle_timeout_s
 
 
+@pytest.mark.parametrize(("who", "seconds"), [("AWS's balancers", 60), ("Go's clients", 90)])
+def test_idle_connections_outlast_what_clients_keep_by_default(who: str, seconds: int) -> None:
+    """Whoever sets nothing must not meet the closing either."""
+    assert ServerSettings().idle_timeout_s > seconds, who
+
+
 def test_nginx_takes_bodies_that_the_server_refuses() -> None:
     """The refusal is then the server's own."""
     size = re.search(r"client_max_body_size (\d+)m;", NGINX)
