@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from figures import running
 from serving import Server, events, serving, wait_until
 from sockets import completion, connect, exchange, is_closed, read_answer, request
 
-FAILING = Path(__file__).parents[1] / "server" / "serve_failing.py"
+FAILING = Path(__file__).with_name("serve_failing.py")
 
 
 def test_sigterm_lets_streams_finish_and_refuses_what_is_new(babbling_bundle: Path) -> None:
@@ -31,6 +33,9 @@ def test_sigterm_lets_streams_finish_and_refuses_what_is_new(babbling_bundle: Pa
             refusal = read_answer(kept)
             assert refusal is not None
             assert (refusal.status, refusal.error["code"]) == (503, "unavailable")
+            refusal = exchange(server, completion("/openai/completions"))
+            assert refusal is not None
+            assert refusal.status == 500  # as Second's document has it
             answer = read_answer(stream)
         assert answer is not None
         assert events(answer.body)[-1] == "[DONE]"
@@ -56,16 +61,17 @@ def test_what_outlasts_the_grace_has_an_ending(babbling_bundle: Path) -> None:
                 assert json.loads(events(answer.body)[-1])["error"]["code"] == "unavailable"
 
 
-def test_a_second_signal_ends_at_once(babbling_bundle: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(babbling_bundle: Path, number: signal.Signals) -> None:
     """Whatever the grace."""
     with serving(babbling_bundle, grace_s=60) as server, connect(server) as stream:
         stream.sendall(completion(stream=True, max_tokens=60_000))
         wait_until(lambda: running(server) == 1)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         time.sleep(0.3)
         assert server.process.poll() is None
         started = time.monotonic()
-        server.stop(signal.SIGTERM)
+        server.stop(number)
         assert time.monotonic() - started < 4
         assert is_closed(stream)
 
@@ -99,6 +105,7 @@ def test_when_the_engine_dies_every_request_has_its_error(babbling_bundle: Path)
             assert process.wait(5) == 70
             assert time.monotonic() - died < 5
         server.client.close()
+        assert "the engine's thread has died" in process.stderr.read()
         for answer in found:
             assert answer is not None
             # What comes when it is dead already is refused before a stream begins.

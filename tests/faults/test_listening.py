@@ -19,7 +19,7 @@ from ortolan_server.listening import ListenError, listen, listening
 from ortolan_server.settings import ServerSettings
 from serving import Server, serving
 
-FAILING = Path(__file__).parents[1] / "server" / "serve_failing.py"
+FAILING = Path(__file__).with_name("serve_failing.py")
 
 
 @pytest.fixture(scope="module")

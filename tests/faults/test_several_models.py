@@ -21,7 +21,7 @@ from scripted import by_token, byte_level_tokenizer, readable, write_bundle
 from serving import Server, serving, wait_until
 from sockets import completion, connect
 
-FAILING = Path(__file__).parents[1] / "server" / "serve_failing.py"
+FAILING = Path(__file__).with_name("serve_failing.py")
 
 
 def write_speaker(folder: Path, name: str, word: str, *, context_length: int = 256) -> Path:
