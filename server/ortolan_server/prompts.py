@@ -210,6 +210,7 @@ def _prompt_logprobs(request: CompletionRequest) -> int | None:
 
 def _bad_words(request: CompletionRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return each word as ids, at the beginning of a text and after a space."""
-    spelt = [form for word in request.bad_words for form in (word, f" {word.lstrip()}")]
+    # Only spaces are taken off: behind a newline another word begins.
+    spelt = [form for word in request.bad_words for form in (word, f" {word.lstrip(' ')}")]
     words = {tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spelt}
     return tuple(sorted(word for word in words if word))

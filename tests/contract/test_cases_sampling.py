@@ -190,3 +190,22 @@ def test_the_tightest_limit_is_greedy(glass: Server, limit: dict[str, Any]) -> N
     greedy = glass.text("I like", max_tokens=1)
     assert glass.text("I like", max_tokens=1, temperature=1.5, **limit) == greedy
     assert glass.text("I like", max_tokens=1, temperature=1.5, top_k=10**9, logit_bias={"5": 1})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bad", "is_banned"),
+    [
+        (" world", "world", True),
+        (" world", " world", True),
+        (" ", " ", True),
+        (" ", "\n", False),
+        (" the", "\nthe", False),
+    ],
+)
+def test_a_bad_word_is_banned_as_it_is_and_behind_a_space(
+    plain: Server, wanted: str, bad: str, is_banned: bool
+) -> None:
+    """And nothing else is: a newline in front of it is part of it."""
+    (id,) = plain.post("/tokenize", {"prompt": wanted}).json()["tokens"]
+    text = plain.text(max_tokens=3, logit_bias={str(id): 100}, bad_words=[bad])
+    assert (text == wanted * 3) is not is_banned
