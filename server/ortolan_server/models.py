@@ -184,8 +184,7 @@ class Models:
         ``name`` says of which; it may be left out when there is one alone. Raises ApiError; then
         every model stays as it was.
         """
-        if self._load is None:
-            raise ApiError(404, "this server loads no other bundles", code="not_found")
+        assert self._load is not None, "the route is there only where bundles can be loaded"
         if self._loading.locked():
             raise ApiError(409, "another bundle is being loaded; try again later", code="conflict")
         async with self._loading:

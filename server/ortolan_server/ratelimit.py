@@ -133,7 +133,7 @@ class RateLimits:
         """Count a request, or refuse it. Raises ApiError."""
         now, limits = self._timer(), account.limits
         if limits.concurrency is not None and account.running >= limits.concurrency:
-            raise self._refusal(account, "concurrency", limits.concurrency, 1.0)
+            raise self._refusal(account, "requests at once", limits.concurrency, 1.0)
         if account.tokens is not None and (wait_s := account.tokens.wait_s(1, now)) > 0:
             raise self._refusal(account, "tokens per minute", account.tokens.per_minute, wait_s)
         if account.requests is not None:

@@ -24,7 +24,7 @@ from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.errors import EngineClosed, OrtolanError
 from ortolan_server.batch.answering import Answer, answer_block
 from ortolan_server.batch.files import Progress, run_file
-from ortolan_server.batch.lines import Line, has_failed
+from ortolan_server.batch.lines import Line
 from ortolan_server.responses import encode
 from ortolan_server.terminal import EXIT_FAILED, fail, progress_line, say
 
@@ -152,7 +152,6 @@ def _answer_of(number: int, text: str) -> Answer:
     return Answer(
         number=number,
         document=document,
-        has_failed=has_failed(document),
         generated_tokens=usage.get("completion_tokens", 0),
     )
 

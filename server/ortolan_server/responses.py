@@ -26,9 +26,8 @@ async def send_json(
 ) -> None:
     """Send one JSON document as the whole response."""
     body = encode(document)
-    fixed = {"content-type": "application/json", "content-length": str(len(body))}
-    await send(_start(status, fixed | dict(headers or {})))
-    await send({"type": "http.response.body", "body": body})
+    await send(_start_of_json(body, status, headers or {}))
+    await end_stream(send, body)
 
 
 async def send_json_and_linger(
@@ -39,8 +38,7 @@ async def send_json_and_linger(
     Closing at once would reset the connection, and the answer could be lost with it.
     """
     body = encode(document)
-    fixed = {"content-type": "application/json", "content-length": str(len(body))}
-    await send(_start(status, fixed | dict(headers)))
+    await send(_start_of_json(body, status, headers))
     await send_part(send, body)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
@@ -84,6 +82,11 @@ async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     leave()
+
+
+def _start_of_json(body: bytes, status: int, headers: Headers) -> dict[str, Any]:
+    fixed = {"content-type": "application/json", "content-length": str(len(body))}
+    return _start(status, {**fixed, **headers})
 
 
 def _start(status: int, headers: Headers) -> dict[str, Any]:

@@ -161,7 +161,9 @@ def test_completions_at_once_are_bounded(locked: Locked) -> None:
     with httpx.stream("POST", url, json=body, headers=_bearer(secret)) as stream:
         chunks = stream.iter_raw()  # held: a generator that is dropped closes the connection
         next(chunks)
-        assert locked.complete(secret).status_code == 429
+        refused = locked.complete(secret)
+        assert refused.status_code == 429
+        assert "limit of 1 requests at once" in refused.json()["error"]["message"]
     wait_until(lambda: locked.complete(secret).status_code == 200)
 
 

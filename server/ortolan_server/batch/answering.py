@@ -25,7 +25,6 @@ from ortolan_server.batch.lines import (
     LineError,
     answer_of,
     error_of,
-    has_failed,
     prefix_key,
     read_line,
     seed_of,
@@ -55,12 +54,17 @@ class BatchEngine(SequenceEngine, Loaded, Protocol):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One line's answer: the line's number, the document, whether it failed, tokens generated."""
+    """One line's answer: the line's number, the document, tokens generated."""
 
     number: int
     document: Document
-    has_failed: bool
     generated_tokens: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the document tells of a failure."""
+        response = self.document["response"]
+        return response is None or response["status_code"] != 200
 
 
 @dataclass(slots=True)
@@ -172,7 +176,6 @@ class Answerer:
         return Answer(
             number=job.line.number,
             document=answer_of(job.line, 200, reply),
-            has_failed=False,
             generated_tokens=usage.completion_tokens,
         )
 
@@ -200,4 +203,4 @@ def answer_block(engine: BatchEngine, lines: Sequence[str], name: str | None = N
 
 def _refusal(line: Line, error: ApiError) -> Answer:
     document = answer_of(line, line.dialect.status(error), line.dialect.error(error))
-    return Answer(number=line.number, document=document, has_failed=has_failed(document))
+    return Answer(number=line.number, document=document)

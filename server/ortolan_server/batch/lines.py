@@ -101,12 +101,6 @@ def error_of(error: LineError) -> Document:
     return _document(error.custom_id, None, told)
 
 
-def has_failed(document: Document) -> bool:
-    """Return whether an answer tells of a failure."""
-    response = document["response"]
-    return response is None or response["status_code"] != 200
-
-
 def _document(custom_id: str | None, response: Document | None, error: Document | None) -> Document:
     return {
         "id": f"batch_req_{secrets.token_hex(12)}",
