@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import secrets
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ortolan_server.body import ClientDisconnected
@@ -101,7 +103,15 @@ def _of_routing(exc: HTTPException, scope: Scope) -> ApiError:
         allowed = (exc.headers or {}).get("Allow", "")
         message = f"the method of {path!r} must be {allowed}, got {method}"
         return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
-    return ApiError(404, f"there is no path {path!r}", code="not_found")
+    return ApiError(404, f"there is no path {path!r}{_meant(path, scope)}", code="not_found")
+
+
+def _meant(path: str, scope: Scope) -> str:
+    """Return a word on the path that is near, as where a base URL has /v1 twice or not at all."""
+    routes = scope["router"].routes if "router" in scope else ()
+    known = [route.path for route in routes if isinstance(route, Route)]
+    near = difflib.get_close_matches(path.rstrip("/"), known, n=1, cutoff=0.8)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def place_of(exc: BaseException) -> str:
