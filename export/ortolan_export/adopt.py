@@ -19,7 +19,7 @@ from ortolan_export.finishing import (
 )
 from ortolan_export.foreign import (
     ForeignGraph,
-    context_length,
+    choose_context_length,
     load_graph,
     may_have_windows,
     quantises_rows_together,
@@ -27,6 +27,7 @@ from ortolan_export.foreign import (
 )
 from ortolan_export.plaincopy import external_files, weight_bytes, write_plain
 from ortolan_export.probing import Probe
+from ortolan_export.running import translated_errors
 from ortolan_export.source import Report
 from ortolan_runtime.bundle import Manifest, new_folder, write_manifest
 from ortolan_runtime.version import __version__
@@ -42,27 +43,28 @@ def adopt(
     *,
     graph: str | None = None,
     name: str | None = None,
-    length: int | None = None,
+    context_length: int | None = None,
     report: Report | None = None,
 ) -> Manifest:
     """Write a bundle of the export in the folder ``source`` to ``out`` and return its manifest.
 
     ``graph`` names the graph's file where there are several, ``name`` defaults to the folder's own,
-    ``length`` to the model's context. ``source`` stays as it is; a bundle already at ``out`` is
+    ``context_length`` to the model's. ``source`` stays as it is; a bundle already at ``out`` is
     replaced in the last moment. ``report`` is told (stage, units done, units in all). Raises
     ExportError, BundleError.
     """
     found = find_export(source, graph)
     if name is not None:
         found = msgspec.structs.replace(found, name=name)
-    return adopt_export(found, out, length=length, report=report or say_nothing)
+    say = report or say_nothing
+    return adopt_export(found, out, context_length=context_length, report=say)
 
 
 def adopt_export(
     found: ExistingExport,
     out: Path,
     *,
-    length: int | None,
+    context_length: int | None,
     report: Report,
     check: Check | None = None,
 ) -> Manifest:
@@ -70,10 +72,12 @@ def adopt_export(
     model = load_graph(found.graph)
     config = Config(found.config, origin=found.config_file.name)
     foreign = read_graph(model, config)
-    manifest = _describe(found, foreign, context_length(config, length))
+    length = choose_context_length(config, context_length)
+    manifest = _describe(found, config, foreign, length)
     tokenizer = checked_tokenizer(found.texts, manifest.vocab_size)
     prompts = golden_prompts(tokenizer, manifest.context_length)
     made_of = found.weights or (found.graph, *external_files(model, found.graph.parent))
+    has_windows = may_have_windows(config)
     reason = _SHARED_SCALE if quantises_rows_together(model) else None
     total = weight_bytes(model)
     with new_folder(out) as folder:
@@ -87,11 +91,12 @@ def adopt_export(
         write_plain(model, found.graph.parent, folder, count)
         write_texts(folder, found.texts)
         report("probing the graph", 0, 1)
-        manifest = Probe(folder, manifest).settle(
-            may_write_in_place=foreign.writes_in_place,
-            may_have_windows=may_have_windows(config),
-            why_rows_meet=reason,
-        )
+        with translated_errors():
+            manifest = Probe(folder, manifest).settle(
+                may_write_in_place=foreign.writes_in_place,
+                may_have_windows=has_windows,
+                why_rows_meet=reason,
+            )
         report("probing the graph", 1, 1)
         digest = source_digest([found.config_file, *made_of], report)
         manifest = msgspec.structs.replace(manifest, source_digest=digest)
@@ -101,10 +106,12 @@ def adopt_export(
         return write_manifest(folder, manifest)
 
 
-def _describe(found: ExistingExport, foreign: ForeignGraph, length: int) -> Manifest:
+def _describe(
+    found: ExistingExport, config: Config, foreign: ForeignGraph, length: int
+) -> Manifest:
     return Manifest(
         name=found.name,
-        architecture=str(found.config.get("model_type", "unknown")),
+        architecture=config.text("model_type", otherwise="unknown"),
         source_digest="",
         precision=foreign.precision,
         int4_accuracy_level=foreign.int4_accuracy_level,

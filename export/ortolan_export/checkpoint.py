@@ -13,6 +13,7 @@ import numpy as np
 import safetensors
 from tokenizers import Tokenizer
 
+from ortolan_export.config import Config
 from ortolan_export.errors import SourceError
 from ortolan_export.source import Float32, SourceRows, Texts
 from ortolan_runtime.bundle import GenerationDefaults
@@ -35,7 +36,8 @@ class HuggingFaceCheckpoint:
         self.path = path
         self.name = path.resolve().name
         config = read_json(path / "config.json")
-        self._prefix = _TEXT_PREFIX if config.get("model_type") in _TEXT_AND_IMAGES else ""
+        model_type = Config(config).text("model_type")
+        self._prefix = _TEXT_PREFIX if model_type in _TEXT_AND_IMAGES else ""
         weight_files = _weight_files(path)
         self.files: Sequence[Path] = (path / "config.json", *weight_files)
         self._home: dict[str, Path] = {}
@@ -92,46 +94,49 @@ def read_texts(path: Path, config: Mapping[str, Any]) -> Texts:
             "save the tokenizer with its fast (tokenizers) implementation"
         )
     tokenizer = _read_text(tokenizer_file)
-    settings = _read_optional_json(path / "tokenizer_config.json")
-    generation = _read_optional_json(path / "generation_config.json")
+    settings = _read_optional_config(path / "tokenizer_config.json")
+    generation = _read_optional_config(path / "generation_config.json")
     special = _SpecialTokens(load_tokenizer(tokenizer, tokenizer_file), settings)
+    configs = (generation, Config(config))
     return Texts(
         tokenizer=tokenizer,
         chat_template=_chat_template(path, settings),
-        bos_token_id=special.bos(generation, config),
-        eos_token_ids=special.eos(generation, config),
+        bos_token_id=special.bos(*configs),
+        eos_token_ids=special.eos(*configs),
         generation_defaults=_generation_defaults(generation),
     )
 
 
-def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
+def _chat_template(path: Path, settings: Config) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return _read_text(file)
     template = settings.get("chat_template")
     if isinstance(template, list):  # several named templates; the default one is for chat
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        named = (entry for entry in template if isinstance(entry, dict))
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise settings.wrong("chat_template", "must be a string or a list of named ones", template)
+    return template
 
 
 class _SpecialTokens:
     """Finds BOS and EOS ids in generation config, config and tokenizer config."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: Config) -> None:
         self._tokenizer = tokenizer
         self._settings = settings
 
-    def bos(self, *configs: Mapping[str, Any]) -> int | None:
+    def bos(self, *configs: Config) -> int | None:
         """Return the id that the first of ``configs`` names, else the tokenizer's."""
-        for ids in (_ids(config.get("bos_token_id")) for config in configs):
+        for ids in (_ids(config, "bos_token_id") for config in configs):
             if ids:
                 return ids[0]
         return self._id_of("bos_token")
 
-    def eos(self, *configs: Mapping[str, Any]) -> tuple[int, ...]:
+    def eos(self, *configs: Config) -> tuple[int, ...]:
         """Return every id that any of ``configs`` or the tokenizer names, in rising order."""
-        found = {token_id for config in configs for token_id in _ids(config.get("eos_token_id"))}
+        found = {token_id for config in configs for token_id in _ids(config, "eos_token_id")}
         own = self._id_of("eos_token")
         return tuple(sorted(found | ({own} if own is not None else set())))
 
@@ -190,27 +195,28 @@ def read_json(path: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(_read_text(path))
-    except json.JSONDecodeError as exc:
+    except (json.JSONDecodeError, RecursionError) as exc:
         raise SourceError(f"{path} is no JSON ({exc})") from exc
     if not isinstance(content, dict):
         raise SourceError(f"{path} must hold a JSON object")
     return content
 
 
-def _read_optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+def _read_optional_config(path: Path) -> Config:
+    return Config(read_json(path) if path.is_file() else {}, origin=path.name)
 
 
-def _ids(value: object) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+def _ids(config: Config, field: str) -> list[int]:
+    value = config.get(field)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+        raise config.wrong(field, "must be a token's id or a list of ids", value)
+    return ids
 
 
-def _generation_defaults(generation: Mapping[str, Any]) -> GenerationDefaults:
+def _generation_defaults(generation: Config) -> GenerationDefaults:
     def number(field: str) -> float | None:
-        value = generation.get(field)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number else None  # type: ignore[arg-type]
+        return generation.number(field) if generation.has(field) else None
 
     top_k = number("top_k")
     return GenerationDefaults(

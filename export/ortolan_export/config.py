@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ortolan_export.errors import SourceError
+
+# Operators take sizes as int32, and so do lengths in a graph's inputs.
+LARGEST_COUNT = 2**31 - 1
 
 
 class Config:
@@ -39,11 +42,13 @@ class Config:
         """Return whether the field or its default holds a value."""
         return self.get(field) is not None
 
-    def count(self, field: str, *, otherwise: int | None = None) -> int:
-        """Return a whole number >= 1."""
+    def count(self, field: str, *, otherwise: int | None = None, least: int = 1) -> int:
+        """Return a whole number >= ``least`` that fits into 32 bits."""
         value = self._value(field, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(field, "must be a whole number >= 1", value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.wrong(field, f"must be a whole number >= {least}", value)
+        if value > LARGEST_COUNT:
+            raise self.wrong(field, f"must be at most {LARGEST_COUNT}", value)
         return value
 
     def number(self, field: str, *, otherwise: float | None = None) -> float:
@@ -51,7 +56,7 @@ class Config:
         value = self._value(field, otherwise)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(field, "must be a number", value)
-        if not math.isfinite(value):
+        if not _is_finite(value):
             raise self.wrong(field, "must be finite", value)
         return float(value)
 
@@ -80,7 +85,7 @@ class Config:
         """Return a list of finite numbers."""
         value = self._value(field, None)
         if not isinstance(value, list | tuple) or not all(_is_finite(item) for item in value):
-            raise self.wrong(field, "must be a list of numbers", value)
+            raise self.wrong(field, "must be a list of finite numbers", value)
         return tuple(float(item) for item in value)
 
     def section(self, field: str) -> Config:
@@ -106,4 +111,7 @@ class Config:
 
 
 def _is_finite(item: object) -> bool:
-    return isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item)
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return False
+    # A comparison, since a whole number in JSON may be too large to become a float.
+    return abs(item) <= sys.float_info.max

@@ -30,7 +30,7 @@ def write_texts(folder: Path, texts: Texts) -> None:
 
 
 def checked_tokenizer(texts: Texts, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer. Raises SourceError for one too large for the model."""
+    """Return the tokenizer. Raises SourceError for ids that the model does not have."""
     tokenizer = load_tokenizer(texts.tokenizer, TOKENIZER_NAME)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= vocab_size:
@@ -38,12 +38,25 @@ def checked_tokenizer(texts: Texts, vocab_size: int) -> Tokenizer:
             f"the tokenizer's largest id must be < {vocab_size}, the model's vocabulary, "
             f"got {largest}; the tokenizer belongs to another model"
         )
+    _check_special_tokens(texts, vocab_size)
     return tokenizer
+
+
+def _check_special_tokens(texts: Texts, vocab_size: int) -> None:
+    bos = () if texts.bos_token_id is None else (texts.bos_token_id,)
+    for field, ids in (("bos_token_id", bos), ("eos_token_id", texts.eos_token_ids)):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise SourceError(
+                    f"{field} must be within 0..{vocab_size - 1}, the model's vocabulary, "
+                    f"got {token_id}; correct it in config.json or generation_config.json, or set "
+                    "it to null there"
+                )
 
 
 def golden_prompts(tokenizer: Tokenizer, context_length: int) -> list[list[int]]:
     """Return short prompts of at least 2 tokens."""
-    room = max(2, context_length // 2)
+    room = context_length // 2
     prompts = [tokenizer.encode(text).ids[:room] for text in _GOLDEN_TEXTS]
     return [ids if len(ids) >= 2 else [0, 0] for ids in prompts]
 

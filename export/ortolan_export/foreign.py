@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from ortolan_export.config import Config
+from ortolan_export.config import LARGEST_COUNT, Config
 from ortolan_export.errors import SourceError, UnsupportedModel
+from ortolan_export.verify import LEAST_CONTEXT
 from ortolan_runtime.bundle import KVDtype, MaskedGraph, Precision
 
 _OPTIONAL = ("attention_mask", "position_ids", "num_logits_to_keep", "use_cache_branch")
@@ -87,7 +88,7 @@ def read_graph(model: ir.Model, config: Config) -> ForeignGraph:
     )
 
 
-def context_length(config: Config, asked_for: int | None) -> int:
+def choose_context_length(config: Config, asked_for: int | None) -> int:
     """Return the length asked for, else the model's own. Raises SourceError."""
     fields = [field for field in _LENGTH_FIELDS if config.has(field)]
     if not fields and asked_for is None:
@@ -95,16 +96,23 @@ def context_length(config: Config, asked_for: int | None) -> int:
             f"{config.origin}: {', '.join(_LENGTH_FIELDS)} are all missing; "
             "say how long the context is by --context-length"
         )
-    longest = config.count(fields[0]) if fields else asked_for
-    assert longest is not None
-    if asked_for is not None and not 2 <= asked_for <= longest:
-        raise SourceError(f"--context-length must be within 2..{longest}, got {asked_for}")
-    return asked_for or longest
+    longest = config.count(fields[0], least=LEAST_CONTEXT) if fields else LARGEST_COUNT
+    length = longest if asked_for is None else asked_for
+    if not LEAST_CONTEXT <= length <= longest:
+        raise SourceError(
+            f"--context-length must be within {LEAST_CONTEXT}..{longest}, got {length}"
+        )
+    return length
 
 
 def may_have_windows(config: Config) -> bool:
-    """Return whether config.json tells of attention that ends at some distance."""
+    """Return whether config.json tells of attention that ends at some distance.
+
+    Raises SourceError.
+    """
     kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise config.wrong("layer_types", "must be a list", kinds)
     windows = [config.get(field) for field in _WINDOW_FIELDS]
     is_off = config.get("use_sliding_window") is False
     return any(windows) and not is_off or any(kind != "full_attention" for kind in kinds)

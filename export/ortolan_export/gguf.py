@@ -31,17 +31,17 @@ class GGUFCheckpoint:
         self._reader = _open(path)
         self.files: Sequence[Path] = (path,)
         self.name = path.stem
-        self._fields = {name: field.contents() for name, field in self._reader.fields.items()}
+        self._fields = _fields(self._reader, path)
         metadata = Metadata(path, self._fields, self._architecture())
         self._family = find_family(metadata)
         self._tensors = {self._our_name(tensor.name): tensor for tensor in self._reader.tensors}
+        self._refuse_unknown_types()
         divisors = self._take_divisors()
         self.shapes: dict[str, tuple[int, ...]] = {
             name: tuple(int(size) for size in reversed(tensor.shape))
             for name, tensor in self._tensors.items()
         }
         self.unreadable: Mapping[str, str] = {}
-        self._refuse_unknown_types()
         self.config: Mapping[str, Any] = read_config(
             self._family,
             metadata,
@@ -129,6 +129,13 @@ def _open(path: Path) -> gguf.GGUFReader:
         return gguf.GGUFReader(path)
     except Exception as exc:  # the package raises whatever its parsing runs into
         raise SourceError(f"{path} is no complete GGUF file ({exc}); download it again") from exc
+
+
+def _fields(reader: gguf.GGUFReader, path: Path) -> dict[str, Any]:
+    try:
+        return {name: field.contents() for name, field in reader.fields.items()}
+    except UnicodeDecodeError as exc:
+        raise SourceError(f"{path} is damaged ({exc}); download it again") from exc
 
 
 def _unpermuted(rows: Array, heads: int) -> Array:

@@ -63,10 +63,18 @@ class Metadata(msgspec.Struct, frozen=True):
         """Return a number > 0. Raises SourceError."""
         value = self.get(name, otherwise)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise SourceError(
-                f"{self.path}: {self.architecture}.{name} must be a number > 0, got {value!r}"
-            )
+            raise self._wrong(name, "must be a number > 0", value)
         return value
+
+    def count(self, name: str, otherwise: int | None = None) -> int:
+        """Return a whole number >= 1. Raises SourceError."""
+        value = self.get(name, otherwise)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(name, "must be a whole number >= 1", value)
+        return value
+
+    def _wrong(self, name: str, requirement: str, value: object) -> SourceError:
+        return SourceError(f"{self.path}: {self.architecture}.{name} {requirement}, got {value!r}")
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,19 +123,19 @@ def read_config(
     """
     _refuse_foreign(metadata)
     heads, hidden_size = (
-        metadata.number("attention.head_count"),
-        metadata.number("embedding_length"),
+        metadata.count("attention.head_count"),
+        metadata.count("embedding_length"),
     )
     config = {
         "model_type": family.model_type,
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.number("feed_forward_length"),
-        "num_hidden_layers": metadata.number("block_count"),
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_hidden_layers": metadata.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
-        "head_dim": metadata.get("attention.key_length", hidden_size // heads),
+        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
+        "head_dim": metadata.count("attention.key_length", hidden_size // heads),
         "vocab_size": vocab_size,
-        "max_position_embeddings": metadata.number("context_length"),
+        "max_position_embeddings": metadata.count("context_length"),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": is_tied,
         "rope_parameters": _rope_parameters(metadata, divisors),
@@ -185,8 +193,9 @@ def _query_scalar(metadata: Metadata, config: Fields, layers_of_27b: int) -> flo
 
 
 def _rope_parameters(metadata: Metadata, divisors: Fields) -> Fields:
-    base = metadata.get("rope.freq_base")
-    parameters: Fields = {} if base is None else {"rope_theta": base}
+    parameters: Fields = {}
+    if metadata.get("rope.freq_base") is not None:
+        parameters["rope_theta"] = metadata.number("rope.freq_base")
     if ROPE_DIVISORS in divisors:
         return {**parameters, "rope_type": "divisors", "divisors": divisors[ROPE_DIVISORS]}
     if LONG_DIVISORS in divisors:

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from ortolan_export.errors import SourceError, UnsupportedModel
+from ortolan_export.errors import ExportError, SourceError, UnsupportedModel
 from ortolan_export.gguf_bytelevel import byte_level_bpe, find_splitting
 from ortolan_export.gguf_sentencepiece import sentencepiece_bpe, with_plain_spaces
 from ortolan_export.source import Texts
@@ -41,17 +41,31 @@ def read_texts(fields: Mapping[str, Any], origin: str) -> Texts:
     """
     own = _own_fields(fields, origin)
     kinds = own["token_type"]
-    tokenizer, adds_bos = _tokenizer(own, kinds, origin)
+    try:
+        tokenizer, adds_bos = _tokenizer(own, kinds, origin)
+    except ExportError:
+        raise
+    except Exception as exc:  # the library raises nothing narrower
+        raise SourceError(
+            f"{origin}: no tokenizer can be made of tokenizer.ggml.* ({exc}); download it again"
+        ) from exc
     _add_whole_tokens(tokenizer, own, kinds)
     bos = own.get("bos_token_id")
     if own.get("add_bos_token", adds_bos) and bos is not None:
         _put_first(tokenizer, own["tokens"][bos], bos)
     return Texts(
         tokenizer=tokenizer.to_str(),
-        chat_template=fields.get("tokenizer.chat_template"),
+        chat_template=_chat_template(fields, origin),
         bos_token_id=bos,
         eos_token_ids=_endings(own, kinds),
     )
+
+
+def _chat_template(fields: Mapping[str, Any], origin: str) -> str | None:
+    template = fields.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise SourceError(f"{origin}: tokenizer.chat_template must be a string, got {template!r}")
+    return template
 
 
 def _own_fields(fields: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -68,9 +82,11 @@ def _own_fields(fields: Mapping[str, Any], origin: str) -> dict[str, Any]:
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise SourceError(f"{origin}: tokenizer.ggml.token_type must hold {len(tokens)} values")
     for name, value in own.items():
-        if name.endswith("_token_id") and not 0 <= value < len(tokens):
+        is_id = isinstance(value, int) and 0 <= value < len(tokens)
+        if name.endswith("_token_id") and not is_id:
             raise SourceError(
-                f"{origin}: tokenizer.ggml.{name} must be within 0..{len(tokens) - 1}, got {value}"
+                f"{origin}: tokenizer.ggml.{name} must be within 0..{len(tokens) - 1}, "
+                f"got {value!r}"
             )
     return own
 
@@ -114,7 +130,7 @@ def _put_first(tokenizer: Tokenizer, token: str, token_id: int) -> None:
 
 
 def _endings(own: Mapping[str, Any], kinds: Sequence[int]) -> tuple[int, ...]:
-    named = {own[field] for field in _ENDING_FIELDS if isinstance(own.get(field), int)}
+    named = {own[field] for field in _ENDING_FIELDS if field in own}
     known = {
         index
         for index, (token, kind) in enumerate(zip(own["tokens"], kinds, strict=True))

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
@@ -30,6 +31,7 @@ from ortolan_export.source import (
     Report,
     Tensors,
     Texts,
+    row_slices,
 )
 from ortolan_export.targets import (
     Engines,
@@ -75,6 +77,7 @@ def export(
     checkpoint = open_checkpoint(source)
     decoder = plan_decoder(checkpoint, context_length)
     check_decoder(decoder, target, stored.precision)
+    _check_tied_head(decoder, checkpoint)
     texts = checkpoint.texts()
     tokenizer = checked_tokenizer(texts, decoder.vocab_size)
     prompts = golden_prompts(tokenizer, decoder.context_length)
@@ -118,6 +121,22 @@ def _storage(
         )
     level: AccuracyLevel = 0 if target != "cpu" else 4 if accuracy_level is None else accuracy_level
     return Storage(precision=chosen, target=target, int4_accuracy_level=level)
+
+
+def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint) -> None:
+    """Raise SourceError where the checkpoint holds a tied head that is not the embedding."""
+    names = decoder.names
+    head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
+    if not decoder.is_tied or head not in checkpoint.shapes:
+        return
+    tensors = CheckedTensors(checkpoint, lambda elements: None)
+    for start, stop in row_slices(tensors, names.head):
+        own, shared = (tensors.read(name, start, stop) for name in (head, embedding))
+        if not np.array_equal(own, shared):
+            raise SourceError(
+                f"tensor {head} must equal {embedding}, as tie_word_embeddings is true; where the "
+                "head is its own, set tie_word_embeddings to false in config.json"
+            )
 
 
 def _counted(checkpoint: Checkpoint, say: Report, stage: str) -> Tensors:

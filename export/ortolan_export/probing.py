@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan_export.errors import VerificationError
+from ortolan_export.running import FATAL_ONLY
 from ortolan_export.source import Float32
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME, KVLayout, Manifest, Padding
 
@@ -26,7 +27,6 @@ _CHUNK = 7
 # a row among many otherwise than alone; what is wrong is off by the spread itself.
 _ROUNDING = 0.05
 _SAME = 1e-3
-_FATAL_ONLY = 4
 # The widest padding tried takes this much memory, or as much as the weights.
 _PADDED_BYTES = 1 << 28
 
@@ -38,7 +38,7 @@ class Probe:
         from ortolan_runtime.providers import default_threads, open_session, session_options
 
         options = session_options(threads=default_threads(), spin=False)
-        options.log_severity_level = _FATAL_ONLY  # a padding that cannot run is an answer
+        options.log_severity_level = FATAL_ONLY
         self._session = open_session(str(folder / GRAPH_NAME), "cpu", options)
         self._weight_bytes = (folder / WEIGHTS_NAME).stat().st_size
         rng = np.random.default_rng(0)

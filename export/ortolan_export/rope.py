@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ortolan_export.config import Config
-from ortolan_export.errors import UnsupportedModel
+from ortolan_export.errors import SourceError, UnsupportedModel
 from ortolan_export.source import Float32
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers in a config.json
@@ -67,21 +67,20 @@ def read_ropes(
 
     ``kinds`` holds full_attention, sliding_attention or, for a layer that does not rotate, None.
     Older files hold ``rope_theta`` and ``rope_scaling``, newer ones both in ``rope_parameters``,
-    which may have a part for each kind. Raises UnsupportedModel for a type that is not known.
+    which may have a part for each kind. Raises UnsupportedModel for a type that is not known,
+    SourceError for values that no rotation can be computed from.
     """
     ropes: dict[str | None, Rope | None] = {None: None}
     for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
         section = _section(config, kind, local_field)
-        scale = _scaling_function(section)
-        ropes[kind] = scale(
-            _Scaling(
-                config=section,
-                dim=_rotated_size(config, section, head_size),
-                theta=section.positive("rope_theta", otherwise=config.positive("rope_theta")),
-                max_positions=max_positions,
-                context_length=context_length or max_positions,
-            )
+        scaling = _Scaling(
+            config=section,
+            dim=_rotated_size(config, section, head_size),
+            theta=section.positive("rope_theta", otherwise=config.positive("rope_theta")),
+            max_positions=max_positions,
+            context_length=context_length or max_positions,
         )
+        ropes[kind] = _scaled(_scaling_function(section), scaling)
     return tuple(ropes[kind] for kind in kinds)
 
 
@@ -98,6 +97,17 @@ def rope_tables(rope: Rope, length: int, head_size: int) -> tuple[Float32, Float
     rest = ((0, 0), (0, (head_size - rope.dim) // 2))
     cos = np.pad(np.cos(angles) * factor, rest, constant_values=1)
     return cos, np.pad(np.sin(angles) * factor, rest)
+
+
+def _scaled(scale: Callable[[_Scaling], Rope], scaling: _Scaling) -> Rope:
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            return scale(scaling)
+    except (ArithmeticError, ValueError) as exc:  # such as the logarithm of a negative number
+        raise SourceError(
+            f"{scaling.config.origin}: no rotation can be computed from these values ({exc}); "
+            "correct the one that is out of its range"
+        ) from exc
 
 
 def _scaling_function(section: Config) -> Callable[[_Scaling], Rope]:
@@ -224,13 +234,10 @@ def _longrope(scaling: _Scaling) -> Rope:
     factor = config.positive("factor", otherwise=scaling.max_positions / scaling.original)
     is_long = scaling.context_length > scaling.original
     field = "long_factor" if is_long else "short_factor"
-    divisors = config.numbers(field)
-    if len(divisors) != scaling.dim // 2:
-        raise config.wrong(field, f"must hold {scaling.dim // 2} numbers", list(divisors))
     grown = 1 + math.log(factor) / math.log(scaling.original) if factor > 1 else 1.0
     return _rope(
         scaling,
-        np.array(divisors, np.float32),
+        _listed_divisors(scaling, field),
         attention_factor=config.number("attention_factor", otherwise=math.sqrt(grown)),
         reach=scaling.max_positions,
     )
@@ -238,10 +245,14 @@ def _longrope(scaling: _Scaling) -> Rope:
 
 def _given_divisors(scaling: _Scaling) -> Rope:
     """Take the divisors from the source itself, as GGUF files give them in ``rope_freqs``."""
-    divisors = scaling.config.numbers("divisors")
-    if len(divisors) != scaling.dim // 2:
-        raise scaling.config.wrong("divisors", f"must hold {scaling.dim // 2}", list(divisors))
-    return _rope(scaling, np.array(divisors, np.float32), reach=scaling.max_positions)
+    return _rope(scaling, _listed_divisors(scaling, "divisors"), reach=scaling.max_positions)
+
+
+def _listed_divisors(scaling: _Scaling, field: str) -> Float32:
+    divisors, count = scaling.config.numbers(field), scaling.dim // 2
+    if len(divisors) != count or min(divisors) <= 0:
+        raise scaling.config.wrong(field, f"must hold {count} numbers > 0", list(divisors))
+    return np.array(divisors, np.float32)
 
 
 def _rope(

@@ -1,14 +1,35 @@
-"""Runs an adopted graph as the server does, for the exporter's checks."""
+"""Runs an adopted graph as the server does, for the exporter's checks; how runs fail."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from ortolan_export.errors import VerificationError
 from ortolan_export.source import Float32
 from ortolan_runtime.bundle import Bundle, Manifest
+
+# The log level of sessions: what fails is told by an exception, or is an answer.
+FATAL_ONLY = 4
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raise VerificationError in the place of whatever onnxruntime raises."""
+    import onnxruntime
+
+    from ortolan_runtime.model import first_line, ort_errors
+
+    try:
+        yield
+    except ort_errors() as exc:
+        raise VerificationError(
+            f"onnxruntime {onnxruntime.__version__} cannot run the graph ({first_line(exc)}); "
+            "a newer onnxruntime may know it"
+        ) from exc
 
 
 class ModelRunner:
@@ -38,6 +59,17 @@ class ModelRunner:
         ``positions`` the wanted ones in rising order, flat over rows of equal length. One token a
         row is a decode step, more are a prefill of each row.
         """
+        with translated_errors():
+            return self._run(rows, pasts, positions)
+
+    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
+        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
+        width = max(len(row) for row in rows)
+        return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])
+
+    def _run(
+        self, rows: Sequence[Sequence[int]], pasts: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
         width = max(len(row) for row in rows)
         if width == 1:
             tokens = np.array([row[0] for row in rows], np.int64)
@@ -51,8 +83,3 @@ class ModelRunner:
             parts.append((output.logits[: len(own)].copy(), output.logsumexp[: len(own)].copy()))
         logits, logsumexp = zip(*parts, strict=True)
         return np.concatenate(logits), np.concatenate(logsumexp)
-
-    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
-        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
-        width = max(len(row) for row in rows)
-        return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])

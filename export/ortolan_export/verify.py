@@ -12,11 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from ortolan_export.errors import VerificationError
-from ortolan_export.running import ModelRunner
+from ortolan_export.running import FATAL_ONLY, ModelRunner, translated_errors
 from ortolan_export.source import Float32
 from ortolan_runtime.bundle import GRAPH_NAME, Golden, KVDtype, Manifest
 
 _GOLDEN_TOKENS = 8
+# Half of it is a golden prompt's, and the rest holds the tokens that follow.
+LEAST_CONTEXT = 2 * _GOLDEN_TOKENS
 # Kernels for one row and for many add in different orders, which float32 shows and int8 does not.
 _TOLERANCES: Mapping[KVDtype, float] = {"float32": 1e-3, "float16": 5e-2}
 
@@ -121,7 +123,8 @@ class GraphRunner:
             place = ("cpu", 0, active.dtype.type, active.shape, active.ctypes.data)
             binding.bind_input(self._names.past.format(layer=layer, kind=kind), *place)
             binding.bind_output(self._names.present.format(layer=layer, kind=kind), *place)
-        session.run_with_iobinding(binding)
+        with translated_errors():
+            session.run_with_iobinding(binding)
         return [output.numpy() for output in binding.get_outputs()[: len(wanted)]]
 
 
@@ -129,8 +132,9 @@ def _session(graph: Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    options.log_severity_level = FATAL_ONLY
+    with translated_errors():
+        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 def row_tolerance(manifest: Manifest) -> float:

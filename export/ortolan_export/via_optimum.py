@@ -21,12 +21,14 @@ import numpy as np
 
 from ortolan_export.adopt import adopt_export
 from ortolan_export.checkpoint import read_json, read_texts
+from ortolan_export.config import Config
 from ortolan_export.errors import ExportError, SourceError, UnsupportedModel, VerificationError
 from ortolan_export.existing import ExistingExport
 from ortolan_export.finishing import say_nothing
+from ortolan_export.foreign import choose_context_length
 from ortolan_export.source import Float32, Report
 from ortolan_export.verify import open_runner
-from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.bundle import Manifest, check_replaceable
 
 _PACKAGES = ("torch", "transformers", "optimum.exporters.onnx")
 _TASK = "text-generation-with-past"
@@ -56,7 +58,10 @@ def export_via_optimum(
     say = report or say_nothing
     config = read_json(source / "config.json")
     texts = read_texts(source, config)
+    # Both are refused now, and not after minutes of torch.
+    choose_context_length(Config(config), context_length)
     out = out.absolute()
+    check_replaceable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.optimum.", dir=out.parent) as folder:
         checkpoint = _as_transformers_4(source, config, Path(folder) / "checkpoint")
@@ -73,7 +78,7 @@ def export_via_optimum(
             weights=tuple(file for part in _WEIGHTS for file in sorted(source.glob(part))),
         )
         compare = partial(_compare_with_transformers, checkpoint)
-        return adopt_export(found, out, length=context_length, report=say, check=compare)
+        return adopt_export(found, out, context_length=context_length, report=say, check=compare)
 
 
 def _require_packages() -> None:

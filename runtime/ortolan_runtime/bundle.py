@@ -293,15 +293,22 @@ def new_folder(destination: Path) -> Iterator[Path]:
     goes.
 
     A bundle already at ``destination`` is replaced in the last moment and is intact after any
-    failure. Raises BundleError when ``destination`` exists and is no bundle.
+    failure. Raises BundleError when ``destination`` exists and is no bundle, or has no room.
     """
     destination = destination.absolute()
-    if destination.exists() and not _is_replaceable(destination):
+    check_replaceable(destination)
+    with replaced_folder(destination) as folder:
+        yield folder
+
+
+def check_replaceable(destination: Path) -> None:
+    """Raise BundleError when something is at ``destination`` that is no bundle."""
+    is_bundle = (destination / MANIFEST_NAME).exists()
+    is_empty = destination.is_dir() and not any(destination.iterdir())
+    if destination.exists() and not (is_bundle or is_empty):
         raise BundleError(
             f"{destination} exists and is no bundle; remove it or choose another name"
         )
-    with replaced_folder(destination) as folder:
-        yield folder
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
@@ -389,9 +396,3 @@ def _remember(stamp_path: Path) -> None:
     with contextlib.suppress(OSError):
         stamp_path.parent.mkdir(parents=True, exist_ok=True)
         stamp_path.touch()
-
-
-def _is_replaceable(destination: Path) -> bool:
-    if not destination.is_dir():
-        return False
-    return (destination / MANIFEST_NAME).exists() or not any(destination.iterdir())

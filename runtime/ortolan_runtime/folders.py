@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import glob
 import os
@@ -13,10 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ortolan_runtime.errors import OrtolanError
+
 _ABANDONED_AFTER_S = 60.0  # longer than a process takes from making a folder to locking it
 # Linux's values, for renameat2(2), which Python does not offer.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextlib.contextmanager
@@ -26,7 +30,7 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
 
     Every file is synced to disk before the rename. A folder already at ``destination`` is replaced
     in the last moment and is intact after any failure. What a process that was killed has left
-    behind goes at the next call.
+    behind goes at the next call. Raises OrtolanError when there is no room.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(destination)
@@ -42,6 +46,13 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
         _sync(temporary)
         _replace(temporary, destination)
         _sync(destination.parent)
+    except OSError as exc:
+        if exc.errno not in _NO_ROOM:
+            raise
+        raise OrtolanError(
+            f"{destination.parent} has no room for {destination.name} ({exc.strerror}); "
+            "free some, or choose another place"
+        ) from exc
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         os.close(lock)

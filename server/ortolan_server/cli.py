@@ -78,6 +78,8 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILED
     except (OrtolanError, OSError) as exc:
         return fail(str(exc))
+    except MemoryError as exc:
+        return fail(": ".join(filter(None, ["there is not enough memory", str(exc)])))
     except KeyboardInterrupt as exc:
         return _interrupted(exc)
     except ImportError as exc:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
 import termios
@@ -21,12 +20,6 @@ from safetensors.numpy import load_file, save_file
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import WEIGHTS_NAME, open_bundle
-
-
-@pytest.fixture
-def checkpoint(make_checkpoint: Any, tmp_path: Path) -> Path:
-    """Give a Llama that the test may change."""
-    return Path(shutil.copytree(make_checkpoint("llama"), tmp_path / "model"))
 
 
 def _write(checkpoint: Path, name: str, **fields: Any) -> None:

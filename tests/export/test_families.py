@@ -195,5 +195,5 @@ def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones(
 
 
 def test_learned_positions_end_where_their_table_ends(copy_of: Any, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"must be within 2\.\.128 for this model, got 129"):
+    with pytest.raises(ExportError, match=r"must be within 16\.\.128 for this model, got 129"):
         export(copy_of("opt"), tmp_path / "out", context_length=129)

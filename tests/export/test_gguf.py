@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
+from ortolan_export.errors import UnsupportedModel
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME
@@ -205,6 +206,14 @@ def test_rope_frequencies_from_the_file_are_used(make_checkpoint: Any, tmp_path:
     _finish(writer)
     export(tmp_path / "m.gguf", tmp_path / "b", precision="fp32")
     assert _same_file(tmp_path / "a", tmp_path / "b", WEIGHTS_NAME)
+
+
+def test_rope_frequencies_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("rope_freqs.weight", np.ones(8, np.int32))
+    _finish(writer)
+    with pytest.raises(UnsupportedModel, match="tensor rope_freqs.weight has type I32"):
+        GGUFCheckpoint(tmp_path / "m.gguf")
 
 
 def test_the_tokenizer_splits_merges_and_keeps_special_tokens_whole(

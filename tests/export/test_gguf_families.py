@@ -113,5 +113,10 @@ def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones() -> Non
 
 
 def test_a_size_that_is_missing_is_named() -> None:
-    with pytest.raises(SourceError, match="qwen2.block_count must be a number > 0, got None"):
+    with pytest.raises(SourceError, match="qwen2.block_count must be a whole number >= 1"):
         _config("qwen2", block_count=None)
+
+
+def test_a_size_for_each_layer_is_refused_by_the_files_own_name() -> None:
+    with pytest.raises(SourceError, match=r"qwen2.attention.head_count_kv must be .* got \[8, 4\]"):
+        _config("qwen2", attention__head_count_kv=[8, 4])

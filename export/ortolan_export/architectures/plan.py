@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ortolan_export.architectures.arrangement import norm_modules
-from ortolan_export.architectures.family import Activation, Architecture, Decoder
+from ortolan_export.architectures.family import Activation, Architecture, Decoder, Mixture
 from ortolan_export.architectures.registry import find_architecture
 from ortolan_export.config import Config
 from ortolan_export.errors import ExportError, SourceError, UnsupportedModel
 from ortolan_export.rope import FULL, SLIDING, Rope, read_ropes
 from ortolan_export.source import Checkpoint
+from ortolan_export.verify import LEAST_CONTEXT
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -30,11 +31,12 @@ def plan_decoder(checkpoint: Checkpoint, context_length: int | None = None) -> D
     ``context_length`` is the length asked for, None for the model's own. Raises SourceError and
     UnsupportedModel with the field or tensor that is missing, wrong or not known.
     """
-    family = find_architecture(checkpoint.config)
+    family = find_architecture(Config(checkpoint.config))
     config = Config(checkpoint.config, defaults=family.defaults, names=family.fields)
     family = family.variant(family, config)
     config = Config(checkpoint.config, defaults=family.defaults, names=family.fields)
     _refuse_options(family, config)
+    _check_layers(config, checkpoint)
     decoder = _read_decoder(_named_as(family, checkpoint.shapes), config, context_length)
     _check_tensors(decoder, checkpoint)
     return decoder
@@ -54,6 +56,14 @@ def _refuse_options(family: Architecture, config: Config) -> None:
             )
 
 
+def _check_layers(config: Config, checkpoint: Checkpoint) -> None:
+    """Raise SourceError for more layers than tensors, before each layer is looked at."""
+    layers, tensors = config.count("num_hidden_layers"), len(checkpoint.shapes)
+    if layers > tensors:
+        requirement = f"must be at most {tensors}, the number of the checkpoint's tensors"
+        raise config.wrong("num_hidden_layers", requirement, layers)
+
+
 def _named_as(family: Architecture, shapes: Shapes) -> Architecture:
     """Return the family with the names that the checkpoint uses, with or without a first part."""
     name = f"{family.names.embedding}.weight"
@@ -68,7 +78,8 @@ def _read_decoder(family: Architecture, config: Config, context_length: int | No
     head_size = _head_size(config, hidden_size, heads)
     windows = family.windows(config)
     ropes = _ropes(family, config, windows, head_size, context_length)
-    length = _context_length(context_length, config.count("max_position_embeddings"), ropes)
+    max_positions = config.count("max_position_embeddings", least=LEAST_CONTEXT)
+    length = _context_length(context_length, max_positions, ropes)
     return Decoder(
         architecture=family,
         hidden_size=hidden_size,
@@ -78,7 +89,7 @@ def _read_decoder(family: Architecture, config: Config, context_length: int | No
         kv_heads=_kv_heads(config, heads),
         head_size=head_size,
         vocab_size=config.count("vocab_size"),
-        max_positions=config.count("max_position_embeddings"),
+        max_positions=max_positions,
         context_length=length,
         norm_epsilon=config.positive("rms_norm_eps"),
         activation=_activation(family, config),
@@ -87,7 +98,7 @@ def _read_decoder(family: Architecture, config: Config, context_length: int | No
         windows=tuple(width if width < length else 0 for width in windows),
         ropes=ropes,
         scales=family.scales(config, head_size),
-        mixture=family.mixture(config),
+        mixture=_mixture(family, config),
     )
 
 
@@ -139,6 +150,14 @@ def _kv_heads(config: Config, heads: int) -> int:
     return kv_heads
 
 
+def _mixture(family: Architecture, config: Config) -> Mixture | None:
+    mixture = family.mixture(config)
+    if mixture is not None and mixture.per_token > mixture.experts:
+        requirement = f"must be at most {mixture.experts}, the number of experts"
+        raise config.wrong("num_experts_per_tok", requirement, mixture.per_token)
+    return mixture
+
+
 def _activation(family: Architecture, config: Config) -> Activation:
     name = config.text("hidden_act")
     if name not in family.activations:
@@ -152,21 +171,27 @@ def _context_length(asked: int | None, max_positions: int, ropes: tuple[Rope | N
     if asked is None:
         return max_positions
     reach = min((rope.reach for rope in ropes if rope is not None), default=max_positions)
-    if not 2 <= asked <= reach:
-        raise ExportError(f"--context-length must be within 2..{reach} for this model, got {asked}")
+    if not LEAST_CONTEXT <= asked <= reach:
+        raise ExportError(
+            f"--context-length must be within {LEAST_CONTEXT}..{reach} for this model, got {asked}"
+        )
     return asked
 
 
 def _check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
     family, shapes = decoder.architecture, checkpoint.shapes
-    expected, optional = dict(_required(decoder)), dict(_optional(decoder))
     for name, problem in checkpoint.unreadable.items():
         if not name.endswith(family.ignored):
             raise UnsupportedModel(problem)
-    for name, shape in expected.items():
+    expected: dict[str, Shape] = {}
+    for name, shape in _required(decoder):
         if name not in shapes:
-            raise SourceError(f"the checkpoint has no tensor {name}; it is incomplete")
+            raise SourceError(
+                f"the checkpoint has no tensor {name}; it is incomplete, download it again"
+            )
         _check_shape(name, shapes[name], shape)
+        expected[name] = shape
+    optional = dict(_optional(decoder))
     for name, shape in shapes.items():
         if name in optional:
             _check_shape(name, shape, optional[name])

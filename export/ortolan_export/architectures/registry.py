@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ortolan_export.architectures.cohere import COHERE, COHERE2
 from ortolan_export.architectures.falcon import FALCON
@@ -21,7 +20,8 @@ from ortolan_export.architectures.phi import PHI, PHI3
 from ortolan_export.architectures.qwen import QWEN2, QWEN3, QWEN3_MOE
 from ortolan_export.architectures.smollm3 import SMOLLM3
 from ortolan_export.architectures.stablelm import STABLELM
-from ortolan_export.errors import SourceError, UnsupportedModel
+from ortolan_export.config import Config
+from ortolan_export.errors import UnsupportedModel
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.model_type: architecture
@@ -53,11 +53,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 
 
-def find_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Return the family that a config.json's ``model_type`` names. Raises UnsupportedModel."""
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise SourceError(f"config.json: model_type must be a string, got {model_type!r}")
+def find_architecture(config: Config) -> Architecture:
+    """Return the family that a config.json's ``model_type`` names.
+
+    Raises UnsupportedModel, and SourceError for what is no name.
+    """
+    model_type = config.text("model_type")
     architecture = ARCHITECTURES.get(model_type)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))

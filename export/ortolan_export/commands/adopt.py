@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out,
             graph=arguments.graph,
             name=arguments.name,
-            length=arguments.context_length,
+            context_length=arguments.context_length,
             report=report,
         )
 
