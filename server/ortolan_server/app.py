@@ -289,6 +289,7 @@ def _layers(app: ASGIApp, dialects: tuple[Dialect, ...], settings: ServerSetting
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,  # who listed a public origin means this machine's network
             expose_headers=_EXPOSED_HEADERS,
         )
     return app

@@ -290,6 +290,10 @@ def test_a_browsers_preflight_needs_no_key(keyed: Server, path: str) -> None:
     assert response.status_code in (200, 204)
     assert response.headers["access-control-allow-origin"] == ORIGIN
     assert "authorization" in response.headers["access-control-allow-headers"].lower()
+    private = headers | {"access-control-request-private-network": "true"}
+    response = httpx.options(keyed.url + path, headers=private)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-private-network"] == "true"
     stranger = httpx.options(keyed.url + path, headers=headers | {"origin": "http://evil.test"})
     assert "access-control-allow-origin" not in stranger.headers
 
