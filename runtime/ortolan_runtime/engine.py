@@ -47,7 +47,7 @@ _JOIN_S = 10.0
 _MOST_THREADS = 1024
 
 
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an engine uses its machine.
 
     ``slots`` sequences run at once; ``threads`` defaults to the cores at hand; ``prefill_chunk`` is

@@ -50,6 +50,19 @@ _PREFIX_ROUTER = (
 _COMPARED_BYTES = 4096
 _KEPT_CHARS = 4_000_000
 _HEALTH_PERIOD_S = 2.0
+# Settings of ours for what Ray's proxies do.
+_PROXYS_OWN = (
+    "host",
+    "port",
+    "unix_socket",
+    "tls_certificate",
+    "tls_key",
+    "max_header_bytes",
+    "header_timeout_s",
+    "body_timeout_s",
+    "idle_timeout_s",
+    "stalled_reader_timeout_s",
+)
 
 
 class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +71,7 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``bundle`` is its folder on every node. ``cpus`` is what Ray sets aside for a replica and its
     number of threads; ``prefix_affinity`` sends prompts that begin alike to one replica while no
     other is idler by half its slots. ``engine`` and ``server`` are fields of EngineOptions and
-    ServerSettings.
+    ServerSettings, those left out that say how to listen.
     """
 
     bundle: str
@@ -75,6 +88,10 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise InvalidParameter(name, f"must be >= {least}", getattr(self, name))
         if self.max_replicas and self.max_replicas < self.min_replicas:
             raise InvalidParameter("max_replicas", "must be >= min_replicas", self.max_replicas)
+        for name in _PROXYS_OWN:
+            if name in self.server:
+                requirement = "must be left out: Ray's proxies listen, with options of their own"
+                raise InvalidParameter(f"server.{name}", requirement, self.server[name])
 
     def engine_options(self) -> EngineOptions:
         """Return the engine's options; a replica's threads are the CPUs that Ray gives it."""

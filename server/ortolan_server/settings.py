@@ -14,7 +14,7 @@ from ortolan_runtime.errors import InvalidParameter
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the server listens, what it admits and how it ends. Raises InvalidParameter.
 
     Times are in seconds, sizes in bytes. ``v1_dialect`` is the dialect of ``/v1/completions``;

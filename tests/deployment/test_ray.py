@@ -214,19 +214,25 @@ def test_a_replica_that_is_killed_takes_its_streams_with_it_and_no_others(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        {},
-        {"bundle": "b", "replicas": 2},
-        {"bundle": "b", "cpus": 0},
-        {"bundle": "b", "min_replicas": 3, "max_replicas": 2},
-        {"bundle": "b", "engine": {"slots": "many"}},
+        ({}, "bundle"),
+        ({"bundle": "b", "replicas": 2}, "replicas"),
+        ({"bundle": "b", "cpus": 0}, "`cpus` must be >= 1"),
+        ({"bundle": "b", "min_replicas": 3, "max_replicas": 2}, "`max_replicas` must be"),
+        ({"bundle": "b", "engine": {"slots": "many"}}, "slots"),
+        ({"bundle": "b", "engine": {"slot": 4}}, "slot"),
+        ({"bundle": "b", "server": {"keys": "keys.json"}}, "keys"),
+        ({"bundle": "b", "server": {"port": 80}}, "`server.port` must be left out"),
     ],
 )
-def test_arguments_that_are_none_are_refused(arguments: dict[str, Any]) -> None:
+def test_arguments_that_would_be_ignored_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    """Misspelt ones, and those of our own way to listen."""
     from ortolan_server.ray import app
 
-    with pytest.raises(InvalidParameter):
+    with pytest.raises(InvalidParameter, match=message):
         app(arguments)
 
 
