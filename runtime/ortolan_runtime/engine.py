@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +44,7 @@ from ortolan_runtime.text import Tokenizer, open_tokenizer
 logger = logging.getLogger("ortolan.engine")
 
 _JOIN_S = 10.0
+_HEAD_START_S = 0.05
 # ONNX Runtime starts every thread that is asked for: with 1,000,000 it never comes to an end.
 _MOST_THREADS = 1024
 
@@ -138,17 +140,22 @@ class Engine:
         capacity = plan_capacity(
             manifest, device, slots=options.slots, kv_memory_bytes=options.kv_memory_bytes
         )
-        tokenizer = open_tokenizer(bundle)
-        model = Model(
-            bundle,
-            rows=capacity.rows,
-            length=capacity.length,
-            threads=options.threads or default_threads(),
-            device=device,
-            spin=options.spin,
-            relaxed=options.relaxed,
-            provider_options=provider_options,
-        )
+        with ThreadPoolExecutor(1, "ortolan-load") as beside:
+            loading = beside.submit(
+                Model,
+                bundle,
+                rows=capacity.rows,
+                length=capacity.length,
+                threads=options.threads or default_threads(),
+                device=device,
+                spin=options.spin,
+                relaxed=options.relaxed,
+                provider_options=provider_options,
+            )
+            # The tokenizer's loader keeps the GIL all the while: the session has to begin first.
+            wait([loading], timeout=_HEAD_START_S)
+            tokenizer = open_tokenizer(bundle)
+            model = loading.result()
         check_golden(model, manifest, rows=options.slots)
         cache = KVCache(model, rows=capacity.rows, budget_tokens=capacity.tokens)
         scheduler = Scheduler(

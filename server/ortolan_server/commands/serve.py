@@ -6,7 +6,9 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from ortolan_runtime.engine import Engine, EngineOptions
@@ -71,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ortolan_server.listening import listening
     from ortolan_server.logs import configure_logging
     from ortolan_server.sd_notify import notifier
-    from ortolan_server.serve import run_server
 
     configurable: Configurable = arguments.configurable
     arguments = applied(configurable.settings(arguments, os.environ))
@@ -79,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments, os.environ)
     options = engine_options_of(arguments, arguments.queue_limit)
     with listening(settings) as listener, _engines(arguments, options) as engines:
+        from ortolan_server.serve import run_server
+
         return run_server(
             engines, settings, listener, load=_replacement, notify=notifier(os.environ)
         )
@@ -93,6 +96,8 @@ def _engines(arguments: argparse.Namespace, options: EngineOptions) -> Iterator[
     # Before anything is loaded, which may take minutes.
     own_names = [bundle.manifest.name for bundle in bundles]
     check_names([path.name or own for path, own in zip(paths, own_names, strict=True)])
+    # Loading a bundle leaves Python idle for the most part.
+    Thread(target=import_module, args=("ortolan_server.serve",), daemon=True).start()
     engines: list[Engine] = []
     try:
         for bundle, share in zip(bundles, shared_options(bundles, options), strict=True):
