@@ -123,6 +123,15 @@ def replaced(fields: Iterable[Field], *replacements: Field) -> tuple[Field, ...]
     return tuple((by_name | {field.name: field for field in replacements}).values())
 
 
+def shown(value: object) -> str:
+    """Return ``value`` as short JSON-like text."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, UnicodeEncodeError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
 def _given(field: Field, body: Mapping[str, object]) -> tuple[str, object]:
     """Return the spelling that the body uses and its value, None when absent."""
     found = [
@@ -133,7 +142,7 @@ def _given(field: Field, body: Mapping[str, object]) -> tuple[str, object]:
     (first, value), *others = found
     for other, different in others:
         if different != value or isinstance(different, bool) != isinstance(value, bool):
-            both = f"`{first}` ({_shown(value)}) and `{other}` ({_shown(different)})"
+            both = f"`{first}` ({shown(value)}) and `{other}` ({shown(different)})"
             raise invalid_value(first, f"{both} are one field and must not differ")
     return first, value
 
@@ -143,7 +152,7 @@ def _read(field: Field, name: str, value: object, table: FieldTable, facts: Fact
         return field.kind_for(table.is_strict).read(value, facts)
     except Refused as refusal:
         wrong = value if refusal.value is msgspec.UNSET else refusal.value
-        given = refusal.words or _shown(wrong)
+        given = refusal.words or shown(wrong)
         raise invalid_value(
             name, f"`{name}` {refusal.requirement}, got {given} ({table.dialect} dialect)"
         ) from None
@@ -174,15 +183,6 @@ def _or_null(schema: Schema) -> Schema:
     if "anyOf" in schema:
         return {"anyOf": [*schema["anyOf"], {"type": "null"}]}
     return schema | {"type": [schema["type"], "null"]}
-
-
-def _shown(value: object) -> str:
-    """Return ``value`` as short JSON-like text."""
-    try:
-        text = msgspec.json.encode(value).decode()
-    except (TypeError, ValueError, UnicodeEncodeError):
-        text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def _printable(name: str) -> str:

@@ -147,6 +147,9 @@ def test_lines_that_are_no_requests_are_answered_with_an_error(
     answers = read(tmp_path / "out.jsonl")
     errors = {a["error"]["line"]: a["error"]["code"] for a in answers if a["error"]}
     assert errors == {number: code for number, (_, code) in enumerate(bad, 2)}
+    messages = " ".join(a["error"]["message"] for a in answers if a["error"])
+    for told in ("`custom_id` must be", "got null", 'got "GET"', 'got "/v1/embeddings"'):
+        assert told in messages
     assert {a["custom_id"] for a in answers if a["response"]} == {"same", "last"}
     assert run(engine, source, tmp_path / "out.jsonl").from_before == 10
     assert len(read(tmp_path / "out.jsonl")) == 10

@@ -18,6 +18,7 @@ from ortolan_server.dialects.base import Dialect
 from ortolan_server.dialects.chat import CHAT
 from ortolan_server.dialects.openai import OPENAI
 from ortolan_server.errors import ApiError
+from ortolan_server.fields import shown
 from ortolan_server.request import SEED_BITS
 
 DIALECTS = {dialect.path: dialect for dialect in (OPENAI, CHAT)}
@@ -60,13 +61,16 @@ def read_line(raw: bytes, number: int) -> Line:
     id = fields.get("custom_id")
     if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID_CHARACTERS:
         requirement = f"must be a string of 1 to {_MAX_ID_CHARACTERS} characters"
-        raise LineError(number, "missing_required_parameter", f"`custom_id` {requirement}")
-    if fields.get("method") != "POST":
-        raise LineError(number, "invalid_method", "`method` must be POST", id)
-    url, body = fields.get("url"), fields.get("body")
+        message = f"`custom_id` {requirement}, got {shown(id)}"
+        raise LineError(number, "missing_required_parameter", message)
+    method, url, body = (fields.get(name) for name in ("method", "url", "body"))
+    if method != "POST":
+        message = f"`method` must be POST, got {shown(method)}"
+        raise LineError(number, "invalid_method", message, id)
     dialect = DIALECTS.get(url) if isinstance(url, str) else None
     if dialect is None:
-        raise LineError(number, "invalid_url", f"`url` must be {' or '.join(DIALECTS)}", id)
+        message = f"`url` must be {' or '.join(DIALECTS)}, got {shown(url)}"
+        raise LineError(number, "invalid_url", message, id)
     if not isinstance(body, dict):
         raise LineError(number, "missing_required_parameter", "`body` must be an object", id)
     return Line(number, id, dialect, body)
