@@ -5,6 +5,7 @@ The rows are as long as the context, but memory is taken as tokens are written, 
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortolan_runtime.bundle import Manifest
+from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.kvmemory import View
 
 Array = npt.NDArray[Any]
@@ -30,10 +32,15 @@ DTYPES: dict[str, type[np.generic]] = {
 }
 
 
+class MemoryRefused(OrtolanError):
+    """The system gives no address space for the KV cache."""
+
+
 class KVBuffers:
     """The keys and values of all layers, each ``[rows, kv_heads, length, head_size]``.
 
     Anonymous memory outside the heap, so that rows can be given back to the system one by one.
+    Raises MemoryRefused.
     """
 
     def __init__(self, manifest: Manifest, *, rows: int, length: int) -> None:
@@ -85,9 +92,15 @@ class KVBuffers:
                     memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _allocate(self, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        memory = mmap.mmap(-1, size, flags=flags)
+        try:
+            memory = mmap.mmap(-1, size, flags=flags)
+        except (OSError, OverflowError) as exc:
+            raise MemoryRefused(
+                f"the KV cache of {shape[0]} rows needs {size} bytes of address space a layer for "
+                "its keys, which the system refuses; take fewer `slots`, or raise `ulimit -v`"
+            ) from exc
         # A huge page would take 2 MB for the first token of every head of every layer.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._maps.append(memory)

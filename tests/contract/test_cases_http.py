@@ -208,22 +208,6 @@ def test_a_compressed_body_is_not_unpacked(plain: Server) -> None:
     assert plain.text("Hi", max_tokens=1)
 
 
-@pytest.mark.parametrize(
-    ("path", "near"),
-    [
-        ("/v1/v1/completions", "; did you mean '/v1/completions'?"),
-        ("/chat/completions", "; did you mean '/v1/chat/completions'?"),
-        ("/openai/v1/completions/", "; did you mean '/openai/completions'?"),
-        ("/v1/embeddings", ""),
-    ],
-)
-def test_a_path_that_is_not_there_names_the_near_one(plain: Server, path: str, near: str) -> None:
-    """As where a base URL has /v1 twice or not at all."""
-    answer = plain.client.post(path, json={})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == f"there is no path {path!r}{near}"
-
-
 def test_a_model_that_is_not_served_is_not_found(plain: Server) -> None:
     """A-HTTP-06."""
     for path in COMPLETIONS:
@@ -292,8 +276,7 @@ def test_a_browsers_preflight_needs_no_key(keyed: Server, path: str) -> None:
     assert "authorization" in response.headers["access-control-allow-headers"].lower()
     private = headers | {"access-control-request-private-network": "true"}
     response = httpx.options(keyed.url + path, headers=private)
-    assert response.status_code == 200
-    assert response.headers["access-control-allow-private-network"] == "true"
+    assert response.headers.get("access-control-allow-private-network") == "true"
     stranger = httpx.options(keyed.url + path, headers=headers | {"origin": "http://evil.test"})
     assert "access-control-allow-origin" not in stranger.headers
 

@@ -12,7 +12,7 @@ import pytest
 
 from ortolan_runtime.bundle import Bundle, Manifest, open_bundle
 from ortolan_runtime.errors import BundleError
-from ortolan_runtime.kvbuffers import KVBuffers
+from ortolan_runtime.kvbuffers import KVBuffers, MemoryRefused
 from ortolan_runtime.logits import row_logsumexp
 from ortolan_runtime.model import Model
 
@@ -35,6 +35,16 @@ def resident() -> int:
     """Return the bytes of this process that are in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("rows", [1 << 40, 1 << 60])
+def test_rows_that_no_system_has_room_for_are_refused_by_the_option(
+    glass_bundle: Path, rows: int
+) -> None:
+    """The first is refused by the system, the second by Python."""
+    manifest = open_bundle(glass_bundle).manifest
+    with pytest.raises(MemoryRefused, match="take fewer `slots`"):
+        KVBuffers(manifest, rows=rows, length=1 << 16)
 
 
 def fill(buffers: KVBuffers, row: int, tokens: int, value: float = 1.0) -> None:
