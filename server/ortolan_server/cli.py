@@ -7,8 +7,10 @@ died; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,7 +18,14 @@ from typing import NoReturn
 from ortolan_runtime.errors import OrtolanError
 from ortolan_runtime.version import __version__
 from ortolan_server.commands.registry import COMMANDS, Command, find_command
-from ortolan_server.terminal import EXIT_FAILED, EXIT_INTERRUPTED, fail, fill_closed_streams, say
+from ortolan_server.terminal import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    fail,
+    fill_closed_streams,
+    interrupted_by,
+    say,
+)
 
 _NEXT = """\
 ortolan serves text completions from your own machine. To begin with:
@@ -129,13 +138,21 @@ def _run(argv: Sequence[str]) -> int:
         return _run_none(argv)
     try:
         arguments = parser(command).parse_args(argv)
-        return command.load().run(arguments)
+        with _endings(command):
+            return command.load().run(arguments)
     except ModuleNotFoundError as exc:
         if not command.extra:
             raise
         return fail(
             f"{command.name} needs the package {exc.name}: pip install 'ortolan[{command.extra}]'"
         )
+
+
+def _endings(command: Command) -> contextlib.AbstractContextManager[None]:
+    """Return what lets a command undo what it has half done, however it is told to end."""
+    if command.hears_signals:
+        return contextlib.nullcontext()
+    return interrupted_by(signal.SIGTERM, signal.SIGHUP)
 
 
 def _run_none(argv: Sequence[str]) -> int:

@@ -69,8 +69,9 @@ def progress_line() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Let ``signals`` do what Ctrl-C does."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in signals}
+    """Let ``signals`` do what Ctrl-C does; one that nohup has switched off stays so."""
+    heard = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heard}
     try:
         yield
     finally:

@@ -38,6 +38,17 @@ making.progress_bar = lambda: contextlib.nullcontext(report)
 sys.exit(main(["export", *sys.argv[1:3]]))
 """
 
+_EXPORT_UNDER_NOHUP = """
+import contextlib, os, signal, sys
+from ortolan_export.commands import making
+from ortolan_server.cli import main
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def report(stage, done, total):
+    os.kill(os.getpid(), signal.SIGHUP)
+making.progress_bar = lambda: contextlib.nullcontext(report)
+sys.exit(main(["export", *sys.argv[1:3]]))
+"""
+
 _EXPORT_IN_LITTLE_MEMORY = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
@@ -127,6 +138,26 @@ def test_a_terminated_export_leaves_the_old_bundle_and_nothing_else(
     assert stopped.stderr == "ortolan: interrupted; nothing was written\n"
     assert sorted(tmp_path.iterdir()) == before
     open_bundle(tmp_path / "out", always_verify=True)
+
+
+def test_a_terminal_that_closes_ends_no_export_under_nohup(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _EXPORT_UNDER_NOHUP, checkpoint, tmp_path / "out"], check=True
+    )
+    open_bundle(tmp_path / "out", always_verify=True)
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines"])
+def test_a_name_that_cannot_be_shown_in_a_line_is_wrong_usage(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("export", "adopt"):
+        with pytest.raises(SystemExit) as exit_info:
+            main([command, "source", "out", "--name", name])
+        assert exit_info.value.code == 2
+        assert "--name: must be printable text in one line, got" in capsys.readouterr().err
 
 
 def test_too_little_memory_is_told_in_one_line(checkpoint: Path, tmp_path: Path) -> None:

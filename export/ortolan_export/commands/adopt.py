@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ortolan_export.commands.making import make
+from ortolan_export.commands.making import add_bundle_options, make
 from ortolan_export.source import Report
 from ortolan_runtime.bundle import Manifest
 
@@ -24,15 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder with *.onnx (or onnx/*.onnx), config.json and tokenizer.json",
     )
-    add("out", type=Path, metavar="OUT", help="the bundle's folder; a bundle there is replaced")
+    add_bundle_options(parser)
     add("--graph", metavar="FILE", help="the graph to take where there are several (model_q4.onnx)")
-    add("--name", help="the name the server shows (default: the folder's own)")
-    add(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="tokens that a prompt and its completion may take together (default: the model's)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from ortolan_export.commands.making import make
+from ortolan_export.commands.making import add_bundle_options, make
 from ortolan_export.errors import ExportError, UnsupportedModel
 from ortolan_export.source import PRECISIONS, Report
 from ortolan_export.targets import TARGETS, Engines
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="a Hugging Face model directory (safetensors) or a GGUF file",
     )
-    add("out", type=Path, metavar="OUT", help="the bundle's folder; a bundle there is replaced")
+    add_bundle_options(parser)
     add(
         "--precision",
         choices=PRECISIONS,
@@ -49,13 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="native",
         help="native needs no torch; optimum knows more architectures, in fp32 for the CPU "
         "(default: %(default)s)",
-    )
-    add("--name", help="the name the server shows (default: the source's own)")
-    add(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="tokens that a prompt and its completion may take together (default: the model's)",
     )
     add(
         "--int4-accuracy-level",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from ortolan_server.commands.options import (
     engine_options_of,
     open_engine,
 )
-from ortolan_server.terminal import EXIT_FAILED, interrupted_by, progress_line, say
+from ortolan_server.terminal import EXIT_FAILED, progress_line, say
 
 EXAMPLES = """\
   ortolan batch in.jsonl out.jsonl
@@ -52,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         answerer = Answerer(engine, name=arguments.model_name)
         try:
-            with interrupted_by(signal.SIGTERM, signal.SIGHUP):
-                run_file(answerer, arguments.source, arguments.target, report)
+            run_file(answerer, arguments.source, arguments.target, report)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"{progress.answered} of {progress.lines} lines are answered; the same command "

@@ -30,7 +30,8 @@ class Command(msgspec.Struct, frozen=True):
     """One command: its name, what it does in a few words, and where its module is.
 
     ``extra`` names the extra of the package that brings what it needs; ``is_configurable`` that its
-    options may come from the environment and a file, too.
+    options may come from the environment and a file, too; ``hears_signals`` that it ends in its own
+    way when it is told to: SIGTERM and SIGHUP do to any other what Ctrl-C does.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Command(msgspec.Struct, frozen=True):
     module: str
     extra: str = ""
     is_configurable: bool = False
+    hears_signals: bool = False
 
     def load(self) -> CommandModule:
         """Import the command's module."""
@@ -45,7 +47,14 @@ class Command(msgspec.Struct, frozen=True):
 
 
 COMMANDS = (
-    Command("serve", "serve bundles over HTTP", "ortolan_server.commands.serve", "cpu", True),
+    Command(
+        "serve",
+        "serve bundles over HTTP",
+        "ortolan_server.commands.serve",
+        "cpu",
+        is_configurable=True,
+        hears_signals=True,
+    ),
     Command("complete", "complete a text here", "ortolan_server.commands.complete", "cpu"),
     Command("batch", "answer a file of requests", "ortolan_server.commands.batch", "cpu"),
     Command(
