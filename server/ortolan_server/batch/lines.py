@@ -65,12 +65,11 @@ def read_line(raw: bytes, number: int) -> Line:
         raise LineError(number, "missing_required_parameter", message)
     method, url, body = (fields.get(name) for name in ("method", "url", "body"))
     if method != "POST":
-        message = f"`method` must be POST, got {shown(method)}"
-        raise LineError(number, "invalid_method", message, id)
+        raise LineError(number, "invalid_method", f"`method` must be POST, got {shown(method)}", id)
     dialect = DIALECTS.get(url) if isinstance(url, str) else None
     if dialect is None:
-        message = f"`url` must be {' or '.join(DIALECTS)}, got {shown(url)}"
-        raise LineError(number, "invalid_url", message, id)
+        known = " or ".join(DIALECTS)
+        raise LineError(number, "invalid_url", f"`url` must be {known}, got {shown(url)}", id)
     if not isinstance(body, dict):
         raise LineError(number, "missing_required_parameter", "`body` must be an object", id)
     return Line(number, id, dialect, body)
