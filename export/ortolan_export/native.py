@@ -107,7 +107,10 @@ def open_checkpoint(source: Path) -> Checkpoint:
         return HuggingFaceCheckpoint(source)
     if source.is_file():
         return GGUFCheckpoint(source)
-    raise SourceError(f"no model at {source}: give a Hugging Face directory or a GGUF file")
+    raise SourceError(
+        f"no model at {source}: give a Hugging Face directory or a GGUF file; "
+        "`hf download NAME --local-dir DIR` fetches one from the hub"
+    )
 
 
 def _storage(

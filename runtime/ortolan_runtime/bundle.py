@@ -321,11 +321,9 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
 
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_NAME
-    if not path.exists():
-        raise BundleError(f"no bundle at {path}: there is no such folder")
     if not file.is_file():
-        hint = "make one with `ortolan export SOURCE OUT`"
-        raise BundleError(f"no bundle at {path}: it has no {MANIFEST_NAME}; {hint}")
+        why = f"it has no {MANIFEST_NAME}" if path.exists() else "there is no such folder"
+        raise BundleError(f"no bundle at {path}: {why}; make one with `ortolan export SOURCE OUT`")
     try:
         raw = file.read_bytes()
         version = msgspec.json.decode(raw, type=_FormatVersion).format_version

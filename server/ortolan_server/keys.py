@@ -113,7 +113,9 @@ def add_key(
     limits: KeyLimits | None = None,
     clock: Clock = time.time,
 ) -> tuple[Key, str]:
-    """Add a key and return it with its secret. Raises KeyFileError."""
+    """Add a key and return it with its secret. Raises InvalidParameter and KeyFileError."""
+    if not name.strip() or not name.isprintable():
+        raise InvalidParameter("name", "must be printable and not empty", ascii(name))
     id = secrets.token_hex(4)
     secret = f"{_PREFIX}_{id}_{secrets.token_urlsafe(32)}"
     key = Key(

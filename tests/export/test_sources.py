@@ -120,6 +120,7 @@ def test_a_path_without_a_model_is_refused(
 ) -> None:
     line = refusal(tmp_path / "nothing", tmp_path / "out", capsys)
     assert f"no model at {tmp_path / 'nothing'}" in line
+    assert "`hf download NAME --local-dir DIR`" in line
 
 
 def test_a_directory_without_a_config_is_refused(

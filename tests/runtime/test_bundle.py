@@ -150,7 +150,8 @@ def test_a_token_takes_keys_and_values_of_all_layers_and_heads() -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none") == f"no bundle at {tmp_path}/none: there is no such folder"
+    missing = f"no bundle at {tmp_path}/none: there is no such folder; make one with "
+    assert refusal(tmp_path / "none") == missing + "`ortolan export SOURCE OUT`"
 
 
 def test_a_folder_without_a_manifest_names_the_command_that_makes_one(tmp_path: Path) -> None:

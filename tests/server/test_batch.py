@@ -281,7 +281,7 @@ def test_the_command_tells_what_it_did_and_whether_a_line_failed(
     assert "1 lines answered, 0 failed; 6 tokens in" in capsys.readouterr().err
     bad = write(tmp_path / "bad.jsonl", [line("a", model="gpt"), line("b")])
     assert main(["batch", str(bad), str(tmp_path / "bad.out"), *options]) == 1
-    assert "2 lines answered, 1 failed" in capsys.readouterr().err
+    assert "2 lines answered, 1 failed (" in capsys.readouterr().err
     # What failed before still makes the exit code.
     assert main(["batch", str(bad), str(tmp_path / "bad.out"), *options]) == 1
 

@@ -45,6 +45,12 @@ def test_the_file_is_its_owners_alone_and_holds_no_secret(tmp_path: Path) -> Non
     assert read_keys(path) == (key,)
 
 
+@pytest.mark.parametrize("name", ["", " ", "two\nlines", "\x1b[31mred"])
+def test_a_name_that_a_list_cannot_show_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidParameter, match="`name` must be printable and not empty"):
+        add_key(tmp_path / "keys.json", name)
+
+
 def test_a_disk_without_room_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     """And nothing beside it but the lock."""
     path = tmp_path / "keys.json"

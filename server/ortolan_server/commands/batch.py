@@ -57,14 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{progress.answered} of {progress.lines} lines are answered; the same command "
                 "goes on from there"
             ) from None
-    say(_summary(progress, time.monotonic() - started))
+    say(_summary(progress, time.monotonic() - started, arguments.target))
     return EXIT_FAILED if progress.failed else 0
 
 
-def _summary(progress: Progress, seconds: float) -> str:
+def _summary(progress: Progress, seconds: float, target: Path) -> str:
     """Return what was done, in one line."""
+    why = f" ({target} says why)" if progress.failed else ""
     before = f", {progress.from_before} from before" if progress.from_before else ""
     return (
-        f"{progress.answered} lines answered{before}, {progress.failed} failed; "
+        f"{progress.answered} lines answered{before}, {progress.failed} failed{why}; "
         f"{progress.generated_tokens} tokens in {seconds:.1f} s"
     )
