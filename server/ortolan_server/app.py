@@ -114,11 +114,10 @@ def create_app(
     a model's place. Raises InvalidParameter, KeyFileError and UsageLogError.
     """
     lifecycle = Lifecycle()
-    models = Models(load)
+    models = Models(_named(engines, settings), _served, load)
     metrics = Metrics(models.statistics, lambda: lifecycle.in_flight)
     keys = KeyRing(key_file(settings.keys_file), settings.api_key)
     dialects = served_dialects(settings.v1_dialect)
-    models.serve(_named(engines, settings), _served)
     usage_log = _usage_log(settings)
     page = Page() if settings.page else None
     observer = Observer(metrics.token_times)

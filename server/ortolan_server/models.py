@@ -86,23 +86,21 @@ Make = Callable[[NamedEngine], Served]
 
 
 class Models:
-    """Every model that is served; ``serve`` before the first request."""
+    """Every model that is served, by what ``make`` makes of its engine.
 
-    def __init__(self, load: Load | None) -> None:
+    Raises InvalidParameter when two have one name.
+    """
+
+    def __init__(self, engines: Sequence[NamedEngine], make: Make, load: Load | None) -> None:
+        self._make = make
         self._load = load
-        self._make: Make
-        self._current: list[Served] = []
+        self._current = [make(engine) for engine in engines]
+        check_names(self.names())
         self._leaving: list[Served] = []
         self._closing: list[Served] = []
         self._counted: dict[str, Figures] = {}  # by engines that are closed
         self._loading = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
-
-    def serve(self, engines: Sequence[NamedEngine], make: Make) -> None:
-        """Serve the first models. Raises InvalidParameter when two have one name."""
-        self._make = make
-        self._current = [make(engine) for engine in engines]
-        check_names(self.names())
 
     @property
     def current(self) -> tuple[Served, ...]:

@@ -41,8 +41,8 @@ def test_an_engine_that_is_being_closed_does_not_count_as_dead() -> None:
 
     async def run() -> None:
         first = SlowToClose()
-        models = Models(lambda bundle, old: SlowToClose())  # type: ignore[arg-type]
-        models.serve([NamedEngine(first)], make)  # type: ignore[arg-type]
+        engines: Any = [NamedEngine(first)]  # type: ignore[arg-type]
+        models = Models(engines, make, lambda bundle, old: SlowToClose())  # type: ignore[arg-type]
         await models.replace("other")
         generated = [5]
         deadline = time.monotonic() + 0.5
@@ -65,6 +65,6 @@ def test_two_models_of_one_name_are_refused() -> None:
     async def run() -> None:
         engines: Any = [NamedEngine(SlowToClose()), NamedEngine(SlowToClose())]  # type: ignore[arg-type]
         with pytest.raises(InvalidParameter, match="NAME=BUNDLE"):
-            Models(None).serve(engines, make)
+            Models(engines, make, None)
 
     asyncio.run(run())
