@@ -1,6 +1,6 @@
 // From the form to the bodies of requests: one for each seed.
 
-const SEED_BITS = 2n ** 63n;
+const SEED_END = 2n ** 63n; // seeds are below it
 
 /** Return `count` bodies that differ in their seed alone; `start` is taken where the body has none. */
 export function bodiesOf(body, count, start) {
@@ -21,7 +21,7 @@ export function seedsFrom(first, count) {
 
 /** Return a seed within 64 bits with a sign. */
 function wrapped(seed) {
-  return seed >= SEED_BITS ? seed - 2n * SEED_BITS : seed;
+  return seed >= SEED_END ? seed - 2n * SEED_END : seed;
 }
 
 function shortened(seed) {
