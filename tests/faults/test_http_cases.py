@@ -112,6 +112,7 @@ LENGTHS = [
     Case("cookie just fits", request("GET", "/health", None, "cookie: " + "a" * 7000), 200),
     Case("header never ends", b"GET /health HTTP/1.1\r\nhost: localhost\r\n", 408),
     Case("nothing comes", b"", 408),
+    Case("request line never ends", b"POST /v1/comp", 408),
     Case("body never comes", request(body=FINE)[: -len(FINE)], 408),
     Case("body never ends", request(body=FINE)[:-1], 408),
     Case("last chunk never comes", chunked(FINE, end=b""), 408),
