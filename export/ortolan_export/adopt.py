@@ -12,7 +12,6 @@ from ortolan_export.existing import ExistingExport, find_export
 from ortolan_export.finishing import (
     checked_tokenizer,
     golden_prompts,
-    say_nothing,
     source_digest,
     verified,
     write_texts,
@@ -27,8 +26,8 @@ from ortolan_export.foreign import (
 )
 from ortolan_export.plaincopy import external_files, weight_bytes, write_plain
 from ortolan_export.probing import Probe
+from ortolan_export.progress import Report, counting, say_nothing
 from ortolan_export.running import translated_errors
-from ortolan_export.source import Report
 from ortolan_runtime.bundle import Manifest, new_folder, write_manifest
 from ortolan_runtime.version import __version__
 
@@ -44,7 +43,7 @@ def adopt(
     graph: str | None = None,
     name: str | None = None,
     context_length: int | None = None,
-    report: Report | None = None,
+    report: Report = say_nothing,
 ) -> Manifest:
     """Write a bundle of the export in the folder ``source`` to ``out`` and return its manifest.
 
@@ -56,8 +55,7 @@ def adopt(
     found = find_export(source, graph)
     if name is not None:
         found = msgspec.structs.replace(found, name=name)
-    say = report or say_nothing
-    return adopt_export(found, out, context_length=context_length, report=say)
+    return adopt_export(found, out, context_length=context_length, report=report)
 
 
 def adopt_export(
@@ -79,15 +77,8 @@ def adopt_export(
     made_of = found.weights or (found.graph, *external_files(model, found.graph.parent))
     has_windows = may_have_windows(config)
     reason = _SHARED_SCALE if quantises_rows_together(model) else None
-    total = weight_bytes(model)
+    count = counting(report, "writing weights", weight_bytes(model))
     with new_folder(out) as folder:
-        done = 0
-
-        def count(size: int) -> None:
-            nonlocal done
-            done += size
-            report("writing weights", done, total)
-
         write_plain(model, found.graph.parent, folder, count)
         write_texts(folder, found.texts)
         report("probing the graph", 0, 1)

@@ -18,9 +18,9 @@ from ortolan_export.balance import Activity, watched_modules
 from ortolan_export.blocks import Blocks
 from ortolan_export.errors import VerificationError
 from ortolan_export.operators import DecoderGraph, FusedGraph
+from ortolan_export.progress import Report
 from ortolan_export.quantize import Int8Linears
 from ortolan_export.rotation import Prepared
-from ortolan_export.source import Report
 from ortolan_export.verify import GraphRunner
 from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME, Manifest

@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ortolan_export.source import Float32, Report
-from ortolan_export.verify import Runner, open_runner, row_tolerance
+from ortolan_export.progress import Report, counting
+from ortolan_export.running import Runner
+from ortolan_export.source import Float32
+from ortolan_export.verify import open_runner, row_tolerance
 from ortolan_runtime.bundle import Golden, Manifest, open_bundle
 
 _ROW_LENGTHS = (7, 2, 30, 16, 3)
@@ -46,13 +48,8 @@ def check_bundle(path: Path, report: Report) -> Iterator[Check]:
 
 
 def _check_digests(path: Path, report: Report) -> Manifest:
-    done, total = 0, sum(file.stat().st_size for file in path.glob("*") if file.is_file())
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        report("checking digests", min(done, total), total)
-
+    total = sum(file.stat().st_size for file in path.glob("*") if file.is_file())
+    count = counting(report, "checking digests", total)
     return open_bundle(path, always_verify=True, progress=count).manifest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer
 
 from ortolan_export.checkpoint import load_tokenizer
 from ortolan_export.errors import SourceError
-from ortolan_export.source import Report, Texts, digest
+from ortolan_export.progress import Report, counting
+from ortolan_export.source import Texts
 from ortolan_export.verify import record_golden
 from ortolan_runtime.bundle import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Manifest
 
@@ -20,6 +22,7 @@ _GOLDEN_TEXTS = (
     "1, 2, 3, 4, 5, 6, 7,",
     "def add(a, b):\n    return a",
 )
+_READ_BYTES = 1 << 20
 
 
 def write_texts(folder: Path, texts: Texts) -> None:
@@ -73,16 +76,13 @@ def verified(folder: Path, manifest: Manifest, prompts: list[list[int]], say: Re
 
 
 def source_digest(files: Sequence[Path], say: Report) -> str:
-    """Return one SHA-256 over the files that decide what a model computes, in hex."""
-    done, total = 0, sum(file.stat().st_size for file in files)
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        say("hashing the source", done, total)
-
-    return digest(files, count)
-
-
-def say_nothing(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""
+    """Return one SHA-256 over the names, sizes and bytes of ``files``, in hex."""
+    count = counting(say, "hashing the source", sum(file.stat().st_size for file in files))
+    sha256 = hashlib.sha256()
+    for file in files:
+        sha256.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(_READ_BYTES):
+                sha256.update(block)
+                count(len(block))
+    return sha256.hexdigest()

@@ -18,6 +18,8 @@ Fields = dict[str, Any]
 ROPE_DIVISORS = "rope_freqs.weight"
 LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
+_ORIGINAL = "original_max_position_embeddings"
+
 _OUTER_MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -145,7 +147,7 @@ def read_config(
     return config
 
 
-def _llama(metadata: Metadata, config: Fields) -> Fields:
+def _none(metadata: Metadata, config: Fields) -> Fields:
     return {}
 
 
@@ -245,13 +247,11 @@ def _refuse_odd_rotation(metadata: Metadata, config: Fields) -> None:
         )
 
 
-_ORIGINAL = "original_max_position_embeddings"
-
 FAMILIES: Mapping[str, Family] = {
     # Mistral, too, calls itself a llama.
-    "llama": Family(model_type="llama", modules=_LAYER_MODULES, settings=_llama, is_permuted=True),
-    "qwen2": Family(model_type="qwen2", modules=_LAYER_MODULES, settings=_llama),
-    "qwen3": Family(model_type="qwen3", modules=_LAYER_MODULES, settings=_llama),
+    "llama": Family(model_type="llama", modules=_LAYER_MODULES, settings=_none, is_permuted=True),
+    "qwen2": Family(model_type="qwen2", modules=_LAYER_MODULES, settings=_none),
+    "qwen3": Family(model_type="qwen3", modules=_LAYER_MODULES, settings=_none),
     "phi3": Family(
         model_type="phi3",
         modules={

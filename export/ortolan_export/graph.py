@@ -13,13 +13,10 @@ import onnx_ir as ir
 
 from ortolan_export.errors import UnsupportedModel
 from ortolan_export.source import Array, Element, Float32
-from ortolan_export.weightfile import WeightFile
+from ortolan_export.weightfile import INLINE_BYTES, WeightFile
 from ortolan_runtime.version import __version__
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
-
-# Shape arithmetic looks at small tensors, which must therefore lie in the graph itself.
-_INLINE_BYTES = 1024
 
 Attribute = int | float | str | Sequence[int]
 Dimension = int | str
@@ -119,7 +116,7 @@ class GraphBuilder:
         """Return an initializer; the same name is kept once."""
         if name in self._initializers:
             return self._initializers[name]
-        if array.nbytes < _INLINE_BYTES:
+        if array.nbytes < INLINE_BYTES:
             return self._initializer(ir.tensor(array, name=name))
         return self.streamed(name, array.dtype.type, array.shape, [array])
 

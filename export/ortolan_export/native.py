@@ -16,19 +16,18 @@ from ortolan_export.errors import ExportError, SourceError
 from ortolan_export.finishing import (
     checked_tokenizer,
     golden_prompts,
-    say_nothing,
     source_digest,
     verified,
     write_texts,
 )
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.precisions import Source, Storage, write_graphs
+from ortolan_export.progress import Report, counting, say_nothing
 from ortolan_export.source import (
     AccuracyLevel,
     CheckedTensors,
     Checkpoint,
     NativePrecision,
-    Report,
     Tensors,
     Texts,
     row_slices,
@@ -40,12 +39,7 @@ from ortolan_export.targets import (
     graph_names,
     plan_engines,
 )
-from ortolan_runtime.bundle import (
-    Device,
-    Manifest,
-    new_folder,
-    write_manifest,
-)
+from ortolan_runtime.bundle import Device, Manifest, new_folder, write_manifest
 from ortolan_runtime.version import __version__
 
 
@@ -59,7 +53,7 @@ def export(
     context_length: int | None = None,
     int4_accuracy_level: AccuracyLevel | None = None,
     engines: Engines | None = None,
-    report: Report | None = None,
+    report: Report = say_nothing,
 ) -> Manifest:
     """Write a bundle of the model at ``source`` to the folder ``out`` and return its manifest.
 
@@ -70,7 +64,6 @@ def export(
     ``out`` is replaced in the last moment. ``report`` is told (stage, units done, units in all).
     Raises ExportError, BundleError.
     """
-    say = report or say_nothing
     stored = _storage(target, precision, int4_accuracy_level)
     if engines is not None and target != "tensorrt":
         raise ExportError(f"--engine-rows and --engine-chunk are for tensorrt, got --for {target}")
@@ -86,19 +79,19 @@ def export(
         plan = plan_engines(engines or Engines(), stored.precision)
         manifest = msgspec.structs.replace(manifest, engines=plan)
     prepared = Source(
-        open=lambda stage: _counted(checkpoint, say, stage),
+        open=lambda stage: _counted(checkpoint, report, stage),
         decoder=decoder,
         manifest=manifest,
         calibration=tokenizer.encode(TEXT).ids,
-        report=say,
+        report=report,
     )
     with new_folder(out) as folder:
         write_graphs(folder, prepared, stored)
         write_texts(folder, texts)
         manifest = msgspec.structs.replace(
-            manifest, source_digest=source_digest(checkpoint.files, say)
+            manifest, source_digest=source_digest(checkpoint.files, report)
         )
-        return write_manifest(folder, verified(folder, manifest, prompts, say))
+        return write_manifest(folder, verified(folder, manifest, prompts, report))
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
@@ -142,16 +135,10 @@ def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint) -> None:
             )
 
 
-def _counted(checkpoint: Checkpoint, say: Report, stage: str) -> Tensors:
+def _counted(checkpoint: Checkpoint, report: Report, stage: str) -> Tensors:
     """Return the checkpoint's tensors, checked and reported as they are read."""
-    done, total = 0, sum(math.prod(shape) for shape in checkpoint.shapes.values())
-
-    def count(elements: int) -> None:
-        nonlocal done
-        done += elements
-        say(stage, min(done, total), total)
-
-    return CheckedTensors(checkpoint, count)
+    total = sum(math.prod(shape) for shape in checkpoint.shapes.values())
+    return CheckedTensors(checkpoint, counting(report, stage, total))
 
 
 def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Manifest:

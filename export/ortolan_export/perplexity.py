@@ -13,7 +13,7 @@ from ortolan_export.calibration import TEXT
 from ortolan_export.checking import Check
 from ortolan_export.checkpoint import load_tokenizer
 from ortolan_export.errors import VerificationError
-from ortolan_export.source import Report
+from ortolan_export.progress import Report
 from ortolan_export.verify import open_runner
 from ortolan_runtime.bundle import TOKENIZER_NAME, Bundle, open_bundle
 

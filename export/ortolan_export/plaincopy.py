@@ -14,11 +14,9 @@ import onnx_ir as ir
 from ortolan_export.errors import SourceError
 from ortolan_export.foreign import all_nodes
 from ortolan_export.source import Array
-from ortolan_export.weightfile import WeightFile
+from ortolan_export.weightfile import INLINE_BYTES, WeightFile
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME
 
-# Shape arithmetic looks at small tensors, which must therefore lie in the graph itself.
-_INLINE_BYTES = 1024
 _PART_BYTES = 1 << 26
 
 
@@ -77,7 +75,7 @@ def _placed(tensor: ir.TensorProtocol, source: Path, weights: WeightFile) -> ir.
     """Return the tensor in the file of weights, or in the graph itself where it is small."""
     if tensor.dtype == ir.DataType.STRING:
         return tensor
-    if tensor.nbytes >= _INLINE_BYTES:
+    if tensor.nbytes >= INLINE_BYTES:
         return weights.copy(tensor, _parts(tensor, source))
     return _inline(tensor, source) if isinstance(tensor, ir.ExternalTensor) else tensor
 

@@ -17,10 +17,11 @@ from ortolan_export.blocks import Blocks
 from ortolan_export.calibration import measure_activity
 from ortolan_export.int4 import Int4Linears
 from ortolan_export.operators import DecoderGraph, FusedGraph, StandardGraph
+from ortolan_export.progress import Report
 from ortolan_export.quantize import FloatLinears, Int8Linears, Linears
 from ortolan_export.rotation import Prepared, flatten_activations
 from ortolan_export.rows import write_rows_graph
-from ortolan_export.source import AccuracyLevel, Element, NativePrecision, Report, Tensors
+from ortolan_export.source import AccuracyLevel, Element, NativePrecision, Tensors
 from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import (
     GRAPH_NAME,

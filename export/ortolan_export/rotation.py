@@ -58,7 +58,7 @@ class RotatedTensors:
     """
 
     def __init__(self, tensors: Tensors, decoder: Decoder, *, keeps_tables: bool) -> None:
-        assert can_be_rotated(decoder)
+        assert decoder.can_be_rotated
         self._tensors = tensors
         self._last_norm = decoder.names.last_norm
         self._rotation = Rotation(decoder.hidden_size)
@@ -167,18 +167,13 @@ def flatten_activations(tensors: Tensors, decoder: Decoder, *, is_shared: bool) 
     Where ``is_shared``, another graph uses the same tables and KV cache, which then stay.
     """
     flat: set[str] = set()
-    if can_be_rotated(decoder):
+    if decoder.can_be_rotated:
         tensors = RotatedTensors(tensors, decoder, keeps_tables=is_shared)
         flat.update(tensors.readers)
     if not is_shared:
         tensors = RotatedValues(tensors, decoder)
         flat.update(tensors.readers)
     return Prepared(tensors, frozenset(flat))
-
-
-def can_be_rotated(decoder: Decoder) -> bool:
-    """Return whether all that reads and writes the residual stream is known here."""
-    return decoder.can_be_rotated and decoder.mixture is None
 
 
 def turn_name(module: str) -> str:

@@ -1,7 +1,8 @@
-"""Runs an adopted graph as the server does, for the exporter's checks; how runs fail."""
+"""How the exporter's checks run a bundle; adopted graphs as the server does."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,22 @@ def translated_errors() -> Iterator[None]:
         ) from exc
 
 
-class ModelRunner:
+class Runner(ABC):
+    """Runs steps of a bundle's graph, whatever inputs that has."""
+
+    @abstractmethod
+    def run(
+        self, rows: Sequence[Sequence[int]], pasts: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Float32, Float32]:
+        """Run one step; return logits ``[R, vocab]`` at ``positions`` and their log-sum-exp."""
+
+    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
+        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
+        width = max(len(row) for row in rows)
+        return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])
+
+
+class ModelRunner(Runner):
     """The runtime's own model over the bundle in a folder, with ``rows`` rows of ``length`` tokens.
 
     What no row has written holds values that are no numbers: no row may read it.
@@ -61,11 +77,6 @@ class ModelRunner:
         """
         with translated_errors():
             return self._run(rows, pasts, positions)
-
-    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
-        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
-        width = max(len(row) for row in rows)
-        return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])
 
     def _run(
         self, rows: Sequence[Sequence[int]], pasts: Sequence[int], positions: Sequence[int]

@@ -7,7 +7,6 @@ described once for every format.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,13 +20,11 @@ from ortolan_runtime.bundle import GenerationDefaults
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
-Report = Callable[[str, int, int], None]  # told (stage, units done, units in all)
 Element = type[np.float32] | type[np.float16]  # of activations
 NativePrecision = Literal["int8", "int4", "int8+int4", "fp32", "fp16"]
 AccuracyLevel = Literal[0, 4]  # of the operator MatMulNBits: activations in float32 or 8 bits
 PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "int8+int4", "fp32", "fp16")
 
-_READ_BYTES = 1 << 20
 _SLICE_ELEMENTS = 1 << 24  # 64 MB as float32
 
 
@@ -129,15 +126,3 @@ def row_slices(tensors: Tensors, module: str) -> Iterator[tuple[int, int]]:
     step = max(1, _SLICE_ELEMENTS // columns)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
-
-
-def digest(files: Sequence[Path], report: Callable[[int], None]) -> str:
-    """Return one SHA-256 over the names, sizes and bytes of ``files``, in hex."""
-    sha256 = hashlib.sha256()
-    for file in files:
-        sha256.update(f"{file.name} {file.stat().st_size}\n".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(_READ_BYTES):
-                sha256.update(block)
-                report(len(block))
-    return sha256.hexdigest()

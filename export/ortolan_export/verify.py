@@ -1,18 +1,18 @@
 """Runs a freshly written graph: records golden prompts, and checks that no row feels another.
 
-The only part of the exporter that needs onnxruntime, which it imports when it is called.
+It needs onnxruntime, which it imports when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ortolan_export.errors import VerificationError
-from ortolan_export.running import FATAL_ONLY, ModelRunner, translated_errors
+from ortolan_export.running import FATAL_ONLY, ModelRunner, Runner, translated_errors
 from ortolan_export.source import Float32
 from ortolan_runtime.bundle import GRAPH_NAME, Golden, KVDtype, Manifest
 
@@ -23,18 +23,6 @@ LEAST_CONTEXT = 2 * _GOLDEN_TOKENS
 _TOLERANCES: Mapping[KVDtype, float] = {"float32": 1e-3, "float16": 5e-2}
 
 
-class Runner(Protocol):
-    """Runs steps of a bundle's graph, whatever inputs that has."""
-
-    def run(
-        self, rows: Sequence[Sequence[int]], pasts: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Float32, Float32]:
-        """Run one step; return logits ``[R, vocab]`` at ``positions`` and their log-sum-exp."""
-
-    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
-        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
-
-
 def open_runner(folder: Path, manifest: Manifest, *, rows: int, length: int) -> Runner:
     """Return what runs the bundle in ``folder``, with ``rows`` rows of ``length`` tokens."""
     if manifest.masked_graph is not None:
@@ -42,7 +30,7 @@ def open_runner(folder: Path, manifest: Manifest, *, rows: int, length: int) -> 
     return GraphRunner(folder, manifest, rows=rows, length=length)
 
 
-class GraphRunner:
+class GraphRunner(Runner):
     """The graphs of a bundle with KV buffers for ``rows`` sequences of ``length`` tokens.
 
     A second graph, where there is one, runs what is longer than a token a row. The buffers are
@@ -105,11 +93,6 @@ class GraphRunner:
     def share_caches(self, other: GraphRunner) -> None:
         """Take the KV buffers of another runner of the same model, with what they hold."""
         self._caches = other._caches
-
-    def last(self, rows: Sequence[Sequence[int]], pasts: Sequence[int]) -> tuple[Float32, Float32]:
-        """Run one step; return the logits after each row's last token, and their log-sum-exp."""
-        width = max(len(row) for row in rows)
-        return self.run(rows, pasts, [i * width + len(row) - 1 for i, row in enumerate(rows)])
 
     def _run(self, session: Any, feeds: Mapping[str, Any], wanted: Sequence[str]) -> list[Float32]:
         binding = session.io_binding()

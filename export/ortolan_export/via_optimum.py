@@ -24,9 +24,9 @@ from ortolan_export.checkpoint import read_json, read_texts
 from ortolan_export.config import Config
 from ortolan_export.errors import ExportError, SourceError, UnsupportedModel, VerificationError
 from ortolan_export.existing import ExistingExport
-from ortolan_export.finishing import say_nothing
 from ortolan_export.foreign import choose_context_length
-from ortolan_export.source import Float32, Report
+from ortolan_export.progress import Report, say_nothing
+from ortolan_export.source import Float32
 from ortolan_export.verify import open_runner
 from ortolan_runtime.bundle import Manifest, check_replaceable
 
@@ -45,7 +45,7 @@ def export_via_optimum(
     *,
     name: str | None = None,
     context_length: int | None = None,
-    report: Report | None = None,
+    report: Report = say_nothing,
 ) -> Manifest:
     """Write a bundle of the Hugging Face directory ``source`` to ``out``; return its manifest.
 
@@ -55,7 +55,6 @@ def export_via_optimum(
     _require_packages()
     if not source.is_dir():
         raise SourceError(f"--via optimum takes a Hugging Face model directory, got {source}")
-    say = report or say_nothing
     config = read_json(source / "config.json")
     texts = read_texts(source, config)
     # Both are refused now, and not after minutes of torch.
@@ -66,9 +65,9 @@ def export_via_optimum(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.optimum.", dir=out.parent) as folder:
         checkpoint = _as_transformers_4(source, config, Path(folder) / "checkpoint")
         written = Path(folder) / "onnx"
-        say("exporting by optimum", 0, 1)
+        report("exporting by optimum", 0, 1)
         _run_optimum(checkpoint, written)
-        say("exporting by optimum", 1, 1)
+        report("exporting by optimum", 1, 1)
         found = ExistingExport(
             name=name or source.resolve().name,
             graph=written / "model.onnx",
@@ -78,7 +77,7 @@ def export_via_optimum(
             weights=tuple(file for part in _WEIGHTS for file in sorted(source.glob(part))),
         )
         compare = partial(_compare_with_transformers, checkpoint)
-        return adopt_export(found, out, context_length=context_length, report=say, check=compare)
+        return adopt_export(found, out, context_length=context_length, report=report, check=compare)
 
 
 def _require_packages() -> None:

@@ -13,6 +13,8 @@ import onnx_ir as ir
 
 from ortolan_export.source import Array
 
+# Shape arithmetic looks at small tensors, which must therefore lie in the graph itself.
+INLINE_BYTES = 1024
 # ONNX Runtime maps a tensor into memory, instead of reading it, where its offset is a page's start.
 _ALIGNMENT = 4096
 

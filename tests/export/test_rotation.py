@@ -22,7 +22,6 @@ from ortolan_export.rotation import (
     RotatedTensors,
     RotatedValues,
     Rotation,
-    can_be_rotated,
     flatten_activations,
 )
 from ortolan_export.source import Tensors
@@ -119,7 +118,8 @@ def test_a_rotation_is_the_same_every_time() -> None:
 def test_families_whose_stream_cannot_turn_are_left_alone(
     family: str, make_checkpoint: Any
 ) -> None:
-    assert not can_be_rotated(plan_decoder(HuggingFaceCheckpoint(make_checkpoint(family))))
+    decoder = plan_decoder(HuggingFaceCheckpoint(make_checkpoint(family)))
+    assert not decoder.can_be_rotated
 
 
 def test_a_slice_of_rows_is_a_slice_of_the_whole(make_checkpoint: Any) -> None:

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from ortolan_export.checking import check_bundle
 from ortolan_export.checkpoint import load_tokenizer
-from ortolan_export.finishing import say_nothing
 from ortolan_export.native import export
+from ortolan_export.progress import say_nothing
 from ortolan_runtime.bundle import WEIGHTS_NAME
 from ortolan_server.cli import main
 

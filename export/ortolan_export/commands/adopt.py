@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ortolan_export.commands.making import add_bundle_options, make
-from ortolan_export.source import Report
+from ortolan_export.progress import Report
 from ortolan_runtime.bundle import Manifest
 
 EXAMPLES = """\
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Adopt, and say what was written. Raises ExportError's tree and OSError."""
 
-    def adopt(report: Report | None) -> Manifest:
+    def adopt(report: Report) -> Manifest:
         # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
         from ortolan_export.adopt import adopt as adopt_folder
 

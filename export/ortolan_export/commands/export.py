@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ortolan_export.commands.making import add_bundle_options, make
 from ortolan_export.errors import ExportError, UnsupportedModel
-from ortolan_export.source import PRECISIONS, Report
+from ortolan_export.progress import Report
+from ortolan_export.source import PRECISIONS
 from ortolan_export.targets import TARGETS, Engines
 from ortolan_runtime.bundle import Manifest
 
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     return make(arguments.out, partial(route, arguments))
 
 
-def _natively(arguments: argparse.Namespace, report: Report | None) -> Manifest:
+def _natively(arguments: argparse.Namespace, report: Report) -> Manifest:
     # Imported here: its packages are an extra, and whoever lacks them gets one line about it.
     from ortolan_export.native import export
 
@@ -102,7 +103,7 @@ def _natively(arguments: argparse.Namespace, report: Report | None) -> Manifest:
         raise
 
 
-def _via_optimum(arguments: argparse.Namespace, report: Report | None) -> Manifest:
+def _via_optimum(arguments: argparse.Namespace, report: Report) -> Manifest:
     from ortolan_export.via_optimum import export_via_optimum
 
     for flag, value, only in (

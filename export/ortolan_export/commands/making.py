@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ortolan_export.progress import progress_bar
-from ortolan_export.source import Report
+from ortolan_export.progress import Report, progress_bar
 from ortolan_runtime.bundle import Manifest
 
 
@@ -25,7 +24,7 @@ def add_bundle_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make(out: Path, export: Callable[[Report | None], Manifest]) -> int:
+def make(out: Path, export: Callable[[Report], Manifest]) -> int:
     """Run ``export`` with a progress bar and say what it wrote to ``out``; return the exit code."""
     try:
         with progress_bar() as report:

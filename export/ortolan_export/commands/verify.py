@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortolan_export.progress import progress_bar
-from ortolan_export.source import Report
+from ortolan_export.progress import Report, progress_bar
 
 if TYPE_CHECKING:
     from ortolan_export.checking import Check
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the verdict of each check to stdout. Raises BundleError and VerificationError."""
     failed = 0
     with progress_bar() as report:
-        for check in _checks(arguments, report or _say_nothing):
+        for check in _checks(arguments, report):
             verdict = "ok" if check.has_passed else "FAILED"
             sys.stdout.write(f"{verdict:<7} {check.name}: {check.finding}\n")
             sys.stdout.flush()
@@ -83,7 +82,3 @@ def _checks(arguments: argparse.Namespace, report: Report) -> Iterator[Check]:
         yield check_perplexity(
             arguments.bundle, text, arguments.against, arguments.most_perplexity, report
         )
-
-
-def _say_nothing(stage: str, done: int, total: int) -> None:
-    pass
