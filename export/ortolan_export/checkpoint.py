@@ -35,6 +35,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.resolve().name
+        _refuse_adapter(path)
         config = read_json(path / "config.json")
         model_type = Config(config).text("model_type")
         self._prefix = _TEXT_PREFIX if model_type in _TEXT_AND_IMAGES else ""
@@ -83,6 +84,14 @@ class HuggingFaceCheckpoint:
             raise SourceError(f"{self.path / 'config.json'}: text_config must be an object")
         # The flags of the whole and of the part do not always agree.
         return {**part, "tie_word_embeddings": "lm_head.weight" not in self.shapes}
+
+
+def _refuse_adapter(path: Path) -> None:
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise SourceError(
+            f"{path} is an adapter, without the model that it adapts; "
+            "merge the two with merge_and_unload and save the result"
+        )
 
 
 def read_texts(path: Path, config: Mapping[str, Any]) -> Texts:

@@ -32,6 +32,7 @@ class GGUFCheckpoint:
         self.files: Sequence[Path] = (path,)
         self.name = path.stem
         self._fields = _fields(self._reader, path)
+        self._refuse_part()
         metadata = Metadata(path, self._fields, self._architecture())
         self._family = find_family(metadata)
         self._tensors = {self._our_name(tensor.name): tensor for tensor in self._reader.tensors}
@@ -77,6 +78,14 @@ class GGUFCheckpoint:
     def _rows(self, tensor: Any, start: int, stop: int | None) -> Float32:
         rows = dequantize(tensor.data[start:stop], tensor.tensor_type)
         return cast(Float32, np.ascontiguousarray(rows, dtype=np.float32))
+
+    def _refuse_part(self) -> None:
+        parts = self._fields.get("split.count", 1)
+        if parts != 1:
+            raise UnsupportedModel(
+                f"{self.path} is one of {parts} parts; make one file of them with "
+                "`llama-gguf-split --merge FIRST_PART OUT`"
+            )
 
     def _refuse_unknown_types(self) -> None:
         """Undo one row of every type, so that none fails in the middle of the export."""

@@ -130,6 +130,29 @@ def test_a_directory_without_a_config_is_refused(
     assert "has no config.json" in refusal(tmp_path / "empty", tmp_path / "out", capsys)
 
 
+def test_an_adapter_is_refused_with_the_way_to_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    line = refusal(tmp_path / "lora", tmp_path / "out", capsys)
+    assert "merge the two with merge_and_unload" in line
+
+
+def test_a_part_of_a_gguf_is_refused_with_the_way_to_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m-00001-of-00003.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    line = refusal(tmp_path / "m-00001-of-00003.gguf", tmp_path / "out", capsys)
+    assert "is one of 3 parts; make one file of them with `llama-gguf-split --merge" in line
+
+
 def test_a_file_that_is_no_gguf_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -204,7 +204,10 @@ def _check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
 
 def _check_shape(name: str, shape: Shape, expected: Shape) -> None:
     if shape != expected:
-        raise SourceError(f"tensor {name} must have shape {list(expected)}, got {list(shape)}")
+        raise SourceError(
+            f"tensor {name} must have shape {list(expected)}, got {list(shape)}; "
+            "take config and weights of one model"
+        )
 
 
 def _required(decoder: Decoder) -> Iterator[tuple[str, Shape]]:
