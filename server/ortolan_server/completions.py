@@ -36,6 +36,8 @@ from ortolan_server.responses import end_stream, send_json, send_part, start_str
 
 logger = logging.getLogger("ortolan.server")
 
+Events = list[tuple[int, Event]]
+
 # Below these, work is done on the loop: a thread costs more than it saves.
 _FEW_CHARACTERS = 2048
 _FEW_SCORES = 256
@@ -207,28 +209,31 @@ class _Reply:
             events = await subscription.take(self._service.heartbeat_s)
             if subscription.is_closed:
                 return
-            chunks, error = self._chunks(events)
-            if chunks or not events:
-                await send_part(send, sse.events(chunks) or sse.HEARTBEAT)
+            raw, error = await self._rendered(events)
+            if raw or not events:
+                await send_part(send, raw or sse.HEARTBEAT)
             self._observation.delivered_tokens += sum(event.new_tokens for _, event in events)
             if error is not None:
                 raise error
         await end_stream(send, self._usage_event() + sse.DONE)
         self._observation.complete()
 
-    def _chunks(
-        self, events: list[tuple[int, Event]]
-    ) -> tuple[list[dict[str, Any]], ApiError | None]:
-        """Return the chunks of ``events`` up to the first failure, and that failure."""
+    async def _rendered(self, events: Events) -> tuple[bytes, ApiError | None]:
+        """Return what ``events`` are on the wire up to the first failure, and that failure."""
+        if sum(len(event.prompt) for _, event in events) <= _FEW_SCORES:
+            return self._render(events)
+        return await asyncio.to_thread(self._render, events)
+
+    def _render(self, events: Events) -> tuple[bytes, ApiError | None]:
         chunks: list[dict[str, Any]] = []
         for position, event in events:
             try:
                 piece = self._candidates.piece(position, event)
             except ApiError as error:
-                return chunks, error
+                return sse.events(chunks), error
             if piece is not None:
                 chunks.append(self._chunk(piece))
-        return chunks, None
+        return sse.events(chunks), None
 
     def _chunk(self, piece: Piece) -> dict[str, Any]:
         is_last = piece.finish is not None and self._candidates.have_ended

@@ -74,6 +74,23 @@ def test_a_million_ids_do_not_hold_up_health(strict_edges: Server, server: Serve
     assert sorted(times)[-2] < HEALTH_WITHIN_S
 
 
+def test_scores_of_a_long_prompt_in_a_stream_do_not_hold_up_health(server: Server) -> None:
+    """They are 5 MB of JSON, and hardly anything else is done when they are known already."""
+    prompt = "hello world and more text here. " * 500
+    raw = completion(prompt=prompt, echo=True, logprobs=20, stream=True)
+    assert exchange(server, raw) is not None
+    started, times = time.monotonic(), []
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(exchange, server, raw)
+        while not answer.done():
+            times.append(_health_time(server))
+    took = time.monotonic() - started
+    found = answer.result()
+    assert found is not None
+    assert found.body.endswith(b"data: [DONE]\n\n")
+    assert max(times) < took / 2
+
+
 def _health_time(server: Server) -> float:
     started = time.monotonic()
     answer = exchange(server, request("GET", "/health"))
