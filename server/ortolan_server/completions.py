@@ -96,10 +96,10 @@ class CompletionEndpoint:
             frame = self._frame(request, served)
             prompts, sequences = await _prepare(frame, served, service.limits)
             subscription = _submit(sequences, served, observation)
-            candidates = Candidates(request, prompts)
-            observation.usage = candidates.usage
-            reply = _Reply(self._dialect, service, frame, candidates, observation)
             try:
+                candidates = Candidates(request, prompts)
+                observation.usage = candidates.usage
+                reply = _Reply(self._dialect, service, frame, candidates, observation)
                 async with watching(receive, subscription.close):
                     answer = reply.stream if request.stream else reply.whole
                     await answer(subscription, send, _headers(frame, ignored))
