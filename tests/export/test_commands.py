@@ -110,6 +110,43 @@ def test_verify_finds_weights_that_compute_something_else(
     assert "FAILED  golden prompts: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--least-agreement", "0.9"], "--least-agreement needs --against"),
+        (["--most-perplexity", "1.1"], "--most-perplexity needs --against and --perplexity"),
+        (
+            ["--most-perplexity", "1.1", "--perplexity"],
+            "--most-perplexity needs --against and --perplexity",
+        ),
+    ],
+)
+def test_a_limit_of_what_is_not_measured_is_refused(
+    options: list[str], said: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(bundle), *options]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--least-agreement", "80"], "must be within 0..1, got 80"),
+        (["--least-agreement", "nan"], "must be within 0..1, got nan"),
+        (["--most-perplexity", "0"], "must be a number > 0, got 0"),
+    ],
+)
+def test_a_limit_out_of_its_range_is_wrong_usage(
+    options: list[str], said: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["verify", str(bundle), "--against", str(bundle), "--perplexity", *options])
+    assert exit_info.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_damaged_bundle_ends_in_one_line(
     command: str, bundle: Path, capsys: pytest.CaptureFixture[str]

@@ -6,11 +6,13 @@ Exit code 1 says that a check has failed.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortolan_export.errors import ExportError
 from ortolan_export.progress import Report, progress_bar
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ EXAMPLES = """\
   ortolan verify ./smollm2 --against ./smollm2-fp32 --perplexity ./novel.txt
 """
 _BUILT_IN = ""
+_LEAST_AGREEMENT = 0.8
+_MOST_PERPLEXITY = 1.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--least-agreement",
-        type=float,
+        type=_share,
         metavar="SHARE",
-        default=0.8,
-        help="fail below this share of equal tokens (default: %(default)s)",
+        help=f"with --against: fail below this share of equal tokens (default: {_LEAST_AGREEMENT})",
     )
     add(
         "--perplexity",
@@ -50,15 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--most-perplexity",
-        type=float,
+        type=_ratio,
         metavar="RATIO",
-        default=1.2,
-        help="fail above this many times REFERENCE's perplexity (default: %(default)s)",
+        help="with --against and --perplexity: fail above this many times REFERENCE's "
+        f"(default: {_MOST_PERPLEXITY})",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the verdict of each check to stdout. Raises BundleError and VerificationError."""
+    """Write the verdict of each check to stdout. Raises BundleError and ExportError's tree."""
+    _refuse_idle(arguments)
     failed = 0
     with progress_bar() as report:
         for check in _checks(arguments, report):
@@ -69,6 +73,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"must be within 0..1, got {text}")
+    return share
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0 < ratio < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text}")
+    return ratio
+
+
+def _refuse_idle(arguments: argparse.Namespace) -> None:
+    """Raise ExportError for a limit of what is not measured."""
+    has_reference = arguments.against is not None
+    if arguments.least_agreement is not None and not has_reference:
+        raise ExportError("--least-agreement needs --against, a bundle to agree with")
+    if arguments.most_perplexity is not None and (
+        not has_reference or arguments.perplexity is None
+    ):
+        raise ExportError("--most-perplexity needs --against and --perplexity, a ratio of two")
+
+
 def _checks(arguments: argparse.Namespace, report: Report) -> Iterator[Check]:
     from ortolan_export.agreement import check_agreement
     from ortolan_export.checking import check_bundle
@@ -76,9 +105,13 @@ def _checks(arguments: argparse.Namespace, report: Report) -> Iterator[Check]:
 
     yield from check_bundle(arguments.bundle, report)
     if arguments.against is not None:
-        yield check_agreement(arguments.bundle, arguments.against, arguments.least_agreement)
+        least = _given(arguments.least_agreement, _LEAST_AGREEMENT)
+        yield check_agreement(arguments.bundle, arguments.against, least)
     if arguments.perplexity is not None:
         text = None if arguments.perplexity == _BUILT_IN else Path(arguments.perplexity)
-        yield check_perplexity(
-            arguments.bundle, text, arguments.against, arguments.most_perplexity, report
-        )
+        most = _given(arguments.most_perplexity, _MOST_PERPLEXITY)
+        yield check_perplexity(arguments.bundle, text, arguments.against, most, report)
+
+
+def _given(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
