@@ -36,7 +36,7 @@ class RowState:
 
     params: SamplingParams
     counts: TokenCounts
-    position: int  # how many tokens were generated before this one
+    draw: float  # the number in [0, 1) that the next token is drawn with
     tail: Sequence[int] = ()  # prompt and output, for bad words
     banned: Sequence[int] = ()  # end tokens while fewer than min_tokens are there
 

@@ -16,6 +16,26 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
+# Numbers that are computed at a time: 64 take as long as one.
+_AHEAD = 64
+
+
+class Draws:
+    """The numbers that one choice of one seed draws, of which some are computed ahead."""
+
+    def __init__(self, seed: int, choice: int) -> None:
+        self._seed = seed
+        self._choice = choice
+        self._first = 0
+        self._numbers: list[float] = []
+
+    def at(self, position: int) -> float:
+        """Return the number in [0, 1) for ``position``, which counts generated tokens from 0."""
+        if not 0 <= position - self._first < len(self._numbers):
+            self._first, positions = position, np.arange(position, position + _AHEAD)
+            seeds, choices = np.full(_AHEAD, self._seed), np.full(_AHEAD, self._choice)
+            self._numbers = uniforms(seeds, choices, positions).tolist()
+        return self._numbers[position - self._first]
 
 
 def uniforms(

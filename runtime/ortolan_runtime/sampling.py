@@ -28,7 +28,6 @@ from ortolan_runtime.likeliest import (
     heads_above,
     likeliest,
 )
-from ortolan_runtime.randomness import uniforms
 from ortolan_runtime.truncation import Mass, Rules, drawn_from_heads, rules_of, weights_of
 
 # Draws add up the mass of at most so many of the likeliest tokens in the order of their likelihood.
@@ -134,7 +133,7 @@ def _draw(logits: Logits, logsumexp: Floats, slack: Floats, rows: Sequence[RowSt
     ``logsumexp`` float64 ``[rows]`` is of ``logits``, float32 ``[rows, vocab]``; the mass that it
     stands for is right to within ``slack``, relative.
     """
-    rules = rules_of([row.params for row in rows], _uniforms(rows), logits.shape[1])
+    rules = rules_of(rows, logits.shape[1])
     floors = (logsumexp + math.log(_LIKELY)).astype(np.float32)
     heads = heads_above(logits, floors, CANDIDATES)
     with np.errstate(over="ignore"):
@@ -172,17 +171,6 @@ def _weights(row: Row, peak: float, temperature: float) -> Row:
     weights /= np.float32(temperature)
     np.exp(weights, out=weights)
     return weights
-
-
-def _uniforms(rows: Sequence[RowState]) -> Floats:
-    """Return the uniform numbers of the rows' next tokens, float64 ``[rows]``."""
-    seeds, choices, positions = (
-        np.array(values, np.int64)
-        for values in zip(
-            *((r.params.seed, r.params.choice, r.position) for r in rows), strict=True
-        )
-    )
-    return uniforms(seeds, choices, positions)
 
 
 def _draw_alone(logits: Row, rules: Rules) -> int:

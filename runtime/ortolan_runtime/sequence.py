@@ -10,6 +10,7 @@ from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.events import Ending, Event, FinishReason, TokenScore
 from ortolan_runtime.logits import Logits
 from ortolan_runtime.params import GenerationRequest
+from ortolan_runtime.randomness import Draws
 from ortolan_runtime.sampling import top_logprobs
 from ortolan_runtime.scheduler import Work
 from ortolan_runtime.speculation import PromptLookup
@@ -38,6 +39,7 @@ class Sequence:
         self._end_ids = frozenset((*request.stop_token_ids, *self._stop_tokens))
         self._eos_ids = frozenset() if request.ignore_eos else frozenset(tokenizer.eos_token_ids)
         self._counts = TokenCounts(prompt=self._penalised_prompt())
+        self._draws = Draws(request.sampling.seed, request.sampling.choice)
         self._logprob_sum = 0.0
         self._stream = TextStream(
             tokenizer,
@@ -64,7 +66,7 @@ class Sequence:
         return RowState(
             params=self.request.sampling,
             counts=self._counts,
-            position=self.generated,
+            draw=self._draws.at(self.generated),
             tail=self.work.tokens,
             banned=tuple(self._eos_ids | self._end_ids) if bans_ends else (),
         )

@@ -179,7 +179,9 @@ class IncrementalDecoder:
         """
         if self._said.startswith(text):
             return ""
-        new = text[len(os.path.commonprefix((self._said, text))) :]
+        is_longer = text.startswith(self._said)
+        kept = len(self._said) if is_longer else len(os.path.commonprefix((self._said, text)))
+        new = text[kept:]
         self._said = text
         self._forget(text)
         return new

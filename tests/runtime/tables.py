@@ -6,7 +6,6 @@ draws at 0.025, 0.075, …, a token of probability 0.25 gets exactly 5.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,28 +13,9 @@ import numpy as np
 
 from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.params import SamplingParams
-from ortolan_runtime.randomness import uniforms
 from ortolan_runtime.sampling import sample
 
 TABLE = (0.4, 0.3, 0.2, 0.1)
-
-
-@functools.cache
-def _draws() -> tuple[np.ndarray, np.ndarray]:
-    """Return 400,000 draws in ascending order, and the seeds that give them."""
-    seeds = np.arange(400_000)
-    zeros = np.zeros_like(seeds)
-    draws = uniforms(seeds, zeros, zeros)
-    order = np.argsort(draws)
-    return draws[order], seeds[order]
-
-
-def seed_of(draw: float) -> int:
-    """Return a seed whose first draw is ``draw``, give or take 0.0001."""
-    draws, seeds = _draws()
-    index = int(np.searchsorted(draws, draw))
-    assert abs(draws[index] - draw) < 1e-4
-    return int(seeds[index])
 
 
 def row_of(probabilities: Sequence[float]) -> np.ndarray:
@@ -66,9 +46,9 @@ def shares(
     """Return how many of ``count`` evenly spaced draws each token gets; logits are ``[1, n]``."""
     rows = [
         RowState(
-            params=SamplingParams(seed=seed_of((i + 0.5) / count), **params),
+            params=SamplingParams(**params),
             counts=counts_of(output, prompt),
-            position=0,
+            draw=(i + 0.5) / count,
             tail=[*prompt, *output],
             banned=banned,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortolan_runtime.randomness import philox, uniforms
+from ortolan_runtime.randomness import Draws, philox, uniforms
 
 
 def _words(*values: int) -> tuple[np.ndarray, ...]:
@@ -102,6 +102,13 @@ def test_a_row_draws_the_same_alone_and_in_any_company() -> None:
     alone = [_uniform(*map(int, row)) for row in zip(seeds, choices, positions, strict=True)]
     assert together.tolist() == alone
     assert uniforms(seeds[::-1], choices[::-1], positions[::-1]).tolist() == alone[::-1]
+
+
+def test_what_a_sequence_draws_is_read_off_its_positions_in_any_order() -> None:
+    draws = Draws(-7, 3)
+    positions = [0, 1, 63, 64, 65, 200, 199, 0, 2**32]
+    expected = [_uniform(-7, choice=3, position=position) for position in positions]
+    assert [draws.at(position) for position in positions] == expected
 
 
 def test_the_arguments_are_left_as_they_were() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from tables import TABLE, counts_of, logsumexp_of, one, row_of, seed_of, shares
+from tables import TABLE, counts_of, logsumexp_of, one, row_of, shares
 
 from ortolan_runtime.adjustments import RowState
 from ortolan_runtime.params import SamplingParams
@@ -235,8 +234,8 @@ def test_a_row_with_nan_or_infinity_is_invalid_and_its_neighbours_are_not(
 ) -> None:
     logits = np.repeat(row_of(TABLE), 3, axis=0)
     logits[1, 2] = bad
-    params = SamplingParams(temperature=temperature, seed=seed_of(0.5))
-    rows = [RowState(params=params, counts=counts_of(), position=0) for _ in range(3)]
+    params = SamplingParams(temperature=temperature)
+    rows = [RowState(params=params, counts=counts_of(), draw=0.5) for _ in range(3)]
     with np.errstate(invalid="ignore"):
         sums = np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1))
     sampled = sample(logits, sums, rows)
@@ -247,13 +246,13 @@ def test_a_row_with_nan_or_infinity_is_invalid_and_its_neighbours_are_not(
 
 def test_a_row_without_any_finite_logit_is_invalid() -> None:
     logits = np.full((1, 4), -np.inf, np.float32)
-    rows = [RowState(params=SamplingParams(), counts=counts_of(), position=0)]
+    rows = [RowState(params=SamplingParams(), counts=counts_of(), draw=0.5)]
     nothing = np.array([-np.inf], np.float32)
     assert sample(logits, nothing, rows).is_valid.tolist() == [False]
 
 
 def test_a_row_whose_logsumexp_is_not_a_number_is_invalid() -> None:
-    rows = [RowState(params=SamplingParams(), counts=counts_of(), position=0)]
+    rows = [RowState(params=SamplingParams(), counts=counts_of(), draw=0.5)]
     sampled = sample(row_of(TABLE), np.array([np.nan], np.float32), rows)
     assert sampled.is_valid.tolist() == [False]
 
@@ -265,32 +264,9 @@ def test_the_raw_logits_are_left_as_they_were() -> None:
     assert logits.tobytes() == before.tobytes()
     batch = np.repeat(logits, 2, axis=0)
     params = SamplingParams(allowed_token_ids=(1,), repetition_penalty=1.5, bad_words=((0,),))
-    rows = [RowState(params=params, counts=counts_of((1,)), position=0) for _ in range(2)]
+    rows = [RowState(params=params, counts=counts_of((1,)), draw=0.5) for _ in range(2)]
     sample(batch, np.zeros(2, np.float32), rows)
     assert batch.tobytes() == np.repeat(before, 2, axis=0).tobytes()
-
-
-def test_the_draw_of_a_row_moves_with_seed_choice_and_position() -> None:
-    logits = np.repeat(row_of([1 / 64] * 64), 40, axis=0)
-    lse = np.zeros(40, np.float32)
-
-    def tokens(**fields: Sequence[int]) -> list[int]:
-        rows = [
-            RowState(
-                params=SamplingParams(
-                    seed=fields.get("seed", [1] * 40)[i], choice=fields.get("choice", [0] * 40)[i]
-                ),
-                counts=counts_of(),
-                position=fields.get("position", [0] * 40)[i],
-            )
-            for i in range(40)
-        ]
-        return sample(logits, lse, rows).tokens.tolist()
-
-    assert len(set(tokens())) == 1
-    # 40 draws of 64 tokens give fewer than 20 different ones about twice in a million times.
-    for field in ("seed", "choice", "position"):
-        assert len(set(tokens(**{field: range(40)}))) >= 20
 
 
 def test_logprobs_are_the_raw_logits_less_their_logsumexp() -> None:

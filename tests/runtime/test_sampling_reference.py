@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.params import SamplingParams
-from ortolan_runtime.randomness import uniforms
+from ortolan_runtime.randomness import Draws
 from ortolan_runtime.sampling import CANDIDATES, Sampled, logprobs_of, sample, top_logprobs
 
 # Sums of float32 exponentials in another order.
@@ -69,7 +69,8 @@ def run(logits: np.ndarray, rows: list[RowState]) -> Sampled:
 
 
 def row_of(params: SamplingParams, position: int = 0) -> RowState:
-    return RowState(params=params, counts=TokenCounts(), position=position)
+    draw = Draws(params.seed, params.choice).at(position)
+    return RowState(params=params, counts=TokenCounts(), draw=draw)
 
 
 Rows = Callable[[np.random.Generator, int], np.ndarray]
@@ -136,11 +137,9 @@ def test_each_draw_names_the_token_that_the_reference_names(
     count = 8
     rows = [row_of(params, position) for position in range(count)]
     tokens = run(np.repeat(logits[None], count, axis=0), rows).tokens
-    zeros = np.zeros(count, np.int64)
-    draws = uniforms(zeros + params.seed, zeros, np.arange(count))
-    for token, draw in zip(tokens, draws, strict=True):
+    for token, row in zip(tokens, rows, strict=True):
         assert token in kept.ids
-        assert expected(kept, float(draw)) in (int(token), None)
+        assert expected(kept, row.draw) in (int(token), None)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -229,7 +228,8 @@ def test_an_edited_row_is_drawn_like_one_that_was_edited_token_by_token(
     counts = TokenCounts(prompt=frozenset(rng.integers(0, 2000, 300).tolist()))
     for token in rng.integers(0, 2000, 300):
         counts.add(int(token))
-    state = RowState(params=params, counts=counts, position=0)
+    draw = Draws(params.seed, 0).at(0)
+    state = RowState(params=params, counts=counts, draw=draw)
     row = edited(logits, params, state)
     # A logit that float32 rounds otherwise than float64 may trade places with its neighbour.
     ordered = np.sort(row[np.isfinite(row)])[::-1][:1001]
@@ -237,8 +237,6 @@ def test_an_edited_row_is_drawn_like_one_that_was_edited_token_by_token(
     kept = reference(row.astype(np.float32), params)
     assume(not kept.is_close)
     token = int(run(logits[None], [state]).tokens[0])
-    zero = np.zeros(1, np.int64)
-    draw = float(uniforms(zero + params.seed, zero, zero)[0])
     assert expected(kept, draw) in (token, None)
 
 
