@@ -32,6 +32,8 @@ class HuggingFaceCheckpoint:
     Raises SourceError when a file is missing or damaged, before any weight is read.
     """
 
+    origin = "config.json"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.resolve().name

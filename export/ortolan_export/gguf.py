@@ -31,6 +31,7 @@ class GGUFCheckpoint:
         self._reader = _open(path)
         self.files: Sequence[Path] = (path,)
         self.name = path.stem
+        self.origin = path.name
         self._fields = _fields(self._reader, path)
         self._refuse_part()
         metadata = Metadata(path, self._fields, self._architecture())

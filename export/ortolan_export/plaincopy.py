@@ -36,7 +36,7 @@ def write_plain(model: ir.Model, source: Path, folder: Path, report: Callable[[i
     """Write ``model``, whose external data lies in ``source``, to a bundle's ``folder``.
 
     ``report`` is told how many more bytes of weights are written. The graph in memory is changed,
-    the files in ``source`` are not.
+    the files in ``source`` are not. Raises SourceError for a damaged graph.
     """
     with WeightFile(folder / WEIGHTS_NAME) as weights:
         for graph in (model.graph, *model.graph.subgraphs()):
@@ -50,7 +50,10 @@ def write_plain(model: ir.Model, source: Path, folder: Path, report: Callable[[i
                 tensor = attribute.as_tensor()
                 if isinstance(tensor, ir.ExternalTensor):
                     node.attributes[name] = ir.AttrTensor(name, _inline(tensor, source))
-    ir.save(model, folder / GRAPH_NAME)
+    try:
+        ir.save(model, folder / GRAPH_NAME)
+    except ir.serde.SerdeError as exc:
+        raise SourceError(f"the graph cannot be written again ({exc}); it is damaged") from exc
 
 
 def weight_bytes(model: ir.Model) -> int:

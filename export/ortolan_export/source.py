@@ -56,6 +56,10 @@ class Checkpoint(Protocol):
         """Return the source's own name, to be the bundle's unless another is given."""
 
     @property
+    def origin(self) -> str:
+        """Return the name of the file that the configuration is from, for messages."""
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """Return the configuration in the form of a config.json."""
 

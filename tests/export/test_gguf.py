@@ -208,6 +208,12 @@ def test_rope_frequencies_from_the_file_are_used(make_checkpoint: Any, tmp_path:
     assert _same_file(tmp_path / "a", tmp_path / "b", WEIGHTS_NAME)
 
 
+def test_a_message_names_the_gguf_file(make_checkpoint: Any, tmp_path: Path) -> None:
+    path = _write_gguf(make_checkpoint("llama", head_dim=24), tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedModel, match="m.gguf: the size of a head must be a multiple"):
+        export(path, tmp_path / "out")
+
+
 def test_rope_frequencies_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("rope_freqs.weight", np.ones(8, np.int32))

@@ -11,8 +11,8 @@ def _variant(architecture: Architecture, config: Config) -> Architecture:
     width, hidden_size = config.get("word_embed_proj_dim"), config.count("hidden_size")
     if width not in (None, hidden_size):
         raise UnsupportedModel(
-            f"config.json: word_embed_proj_dim must be hidden_size, {hidden_size}, got {width}; "
-            "this variant is not supported"
+            f"{config.origin}: word_embed_proj_dim must be hidden_size, {hidden_size}, "
+            f"got {width}; this variant is not supported"
         )
     return architecture
 

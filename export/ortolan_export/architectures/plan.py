@@ -31,10 +31,9 @@ def plan_decoder(checkpoint: Checkpoint, context_length: int | None = None) -> D
     ``context_length`` is the length asked for, None for the model's own. Raises SourceError and
     UnsupportedModel with the field or tensor that is missing, wrong or not known.
     """
-    family = find_architecture(Config(checkpoint.config))
-    config = Config(checkpoint.config, defaults=family.defaults, names=family.fields)
-    family = family.variant(family, config)
-    config = Config(checkpoint.config, defaults=family.defaults, names=family.fields)
+    family = find_architecture(Config(checkpoint.config, origin=checkpoint.origin))
+    family = family.variant(family, _config(checkpoint, family))
+    config = _config(checkpoint, family)
     _refuse_options(family, config)
     _check_layers(config, checkpoint)
     decoder = _read_decoder(_named_as(family, checkpoint.shapes), config, context_length)
@@ -42,16 +41,25 @@ def plan_decoder(checkpoint: Checkpoint, context_length: int | None = None) -> D
     return decoder
 
 
+def _config(checkpoint: Checkpoint, family: Architecture) -> Config:
+    return Config(
+        checkpoint.config,
+        defaults=family.defaults,
+        names=family.fields,
+        origin=checkpoint.origin,
+    )
+
+
 def _refuse_options(family: Architecture, config: Config) -> None:
     if config.has("quantization_config"):
         raise UnsupportedModel(
-            "config.json: quantization_config is not supported; "
+            f"{config.origin}: quantization_config is not supported; "
             "export the checkpoint before it was quantised"
         )
     for field, value in family.only.items():
         if config.has(field) and config.get(field) != value:
             raise UnsupportedModel(
-                f"config.json: {field} must be {value!r} for {family.model_type}, "
+                f"{config.origin}: {field} must be {value!r} for {family.model_type}, "
                 f"got {config.get(field)!r}; this variant is not supported"
             )
 
@@ -137,7 +145,7 @@ def _head_size(config: Config, hidden_size: int, heads: int) -> int:
     head_size = config.count("head_dim", otherwise=hidden_size // heads)
     if head_size % _HEAD_SIZE_STEP:
         raise UnsupportedModel(
-            f"config.json: the size of a head must be a multiple of {_HEAD_SIZE_STEP}, "
+            f"{config.origin}: the size of a head must be a multiple of {_HEAD_SIZE_STEP}, "
             f"got {head_size}"
         )
     return head_size
@@ -163,7 +171,7 @@ def _activation(family: Architecture, config: Config) -> Activation:
     if name not in family.activations:
         known = ", ".join(sorted(family.activations))
         field = config.names.get("hidden_act", "hidden_act")
-        raise UnsupportedModel(f"config.json: {field} must be one of {known}, got {name!r}")
+        raise UnsupportedModel(f"{config.origin}: {field} must be one of {known}, got {name!r}")
     return family.activations[name]
 
 

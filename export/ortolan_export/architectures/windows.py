@@ -47,17 +47,17 @@ def by_layer_types(config: Config, otherwise: Callable[[int], bool]) -> tuple[in
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.wrong("layer_types", f"must be a list of {layers}", kinds)
-    return tuple(width if _is_sliding(kind) else 0 for kind in kinds)
+    return tuple(width if _is_sliding(config, kind) else 0 for kind in kinds)
 
 
 def _width(config: Config) -> int:
     return config.count("sliding_window") if config.has("sliding_window") else 0
 
 
-def _is_sliding(kind: object) -> bool:
+def _is_sliding(config: Config, kind: object) -> bool:
     if kind not in (FULL, SLIDING):
         raise UnsupportedModel(
-            f"config.json: layer_types must hold {FULL} or {SLIDING}, "
+            f"{config.origin}: layer_types must hold {FULL} or {SLIDING}, "
             f"got {kind!r}; this kind of layer is not supported"
         )
     return kind == SLIDING
