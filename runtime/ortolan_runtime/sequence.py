@@ -181,6 +181,10 @@ class Sequence:
 def prompt_pieces(tokenizer: Tokenizer, prompt: tuple[int, ...]) -> list[str]:
     """Return the text that each token of a prompt completes; joined they are the decoded prompt."""
     decoder = IncrementalDecoder(tokenizer, (), skip_special_tokens=False)
-    pieces = [decoder.push(token) for token in prompt]
+    pieces: list[str] = []
+    for token in prompt:
+        if settled := decoder.settle(token):
+            pieces[-1] += settled
+        pieces.append(decoder.push(token))
     pieces[-1] += decoder.flush()
     return pieces

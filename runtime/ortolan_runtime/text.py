@@ -168,6 +168,14 @@ class IncrementalDecoder:
         self._window.append(id)
         return self._say(self._stable_text())
 
+    def settle(self, id: int) -> str:
+        """Return the held text that is final because ``id``, which is pushed next, is no byte.
+
+        It is the text of the tokens before ``id``, which would else bring it along.
+        """
+        is_over = not self._may_change(id) and self._holds_bytes()
+        return self.flush() if is_over else ""
+
     def flush(self) -> str:
         """Return what is still held; an unfinished character becomes U+FFFD."""
         return self._say(self._decode(self._window))
@@ -225,6 +233,15 @@ class IncrementalDecoder:
         if self._skip_special_tokens and self._tokenizer.is_special(id):
             return True
         return self._tokenizer.is_byte_fallback(id) or not self._tokenizer.is_token(id)
+
+    def _holds_bytes(self) -> bool:
+        """Return whether the window ends in a run of the fallback's bytes."""
+        for id in reversed(self._window):
+            if self._tokenizer.is_byte_fallback(id):
+                return True
+            if not self._may_change(id):
+                return False
+        return False
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
@@ -320,9 +337,11 @@ class TextStream:
 
     def push(self, token: TokenScore) -> tuple[str, tuple[TokenScore, ...]]:
         """Take a generated token; return the text that is final now and the tokens it completes."""
+        settled = self._decoder.settle(token.id)
+        self._say_of_last(settled)
         piece = self._decoder.push(token.id)
         self._pending.append(msgspec.structs.replace(token, text=piece))
-        text = self._match(piece)
+        text = self._match(settled + piece)
         self._tokens_to_spare -= 1
         return text, self._cut(text) if self.has_stopped else self._release(text)
 
@@ -332,9 +351,7 @@ class TextStream:
         ``last`` is the token that ended the sequence, such as EOS, with the text that it is to add.
         """
         rest = self._decoder.flush()
-        if rest:  # it belongs to the last token that was held
-            holder = self._pending[-1]
-            self._pending[-1] = msgspec.structs.replace(holder, text=holder.text + rest)
+        self._say_of_last(rest)
         text = self._match(rest)
         if self.has_stopped:
             return text, self._cut(text)
@@ -344,6 +361,12 @@ class TextStream:
             text += last.text
         tokens, self._pending = tuple(self._pending), []
         return text, tokens
+
+    def _say_of_last(self, rest: str) -> None:
+        """Give text that was held to the last token that was held."""
+        if rest:
+            last = self._pending[-1]
+            self._pending[-1] = msgspec.structs.replace(last, text=last.text + rest)
 
     def _match(self, piece: str) -> str:
         """Return the text that ``piece`` makes final."""

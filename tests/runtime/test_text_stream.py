@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortolan_runtime.events import TokenScore
+from ortolan_runtime.sequence import prompt_pieces
 from ortolan_runtime.text import TextStream, Tokenizer
 
 KINDS = ["byte-level", "llama", "gemma", "metaspace"]
@@ -123,6 +124,22 @@ def test_tokens_are_released_with_the_text_that_they_complete(
         ["b"],
         [],
     ]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+def test_bytes_that_another_token_ends_keep_their_own_text(
+    kind: str, make_tokenizer: MakeTokenizer
+) -> None:
+    """Only that token tells that they are all; a stop string in its text cuts it alone."""
+    tokenizer = make_tokenizer(kind)
+    (word,) = [id for id in range(tokenizer.vocab_size) if tokenizer.token_text(id) == " w"]
+    ids = [*_spelt(tokenizer, "€"), word]
+    said = say(TextStream(tokenizer, [2]), ids)
+    assert [t.text for t in tokens(said)] == ["", "", "€", " w"]
+    cut = say(TextStream(tokenizer, [2], stop=[" w"]), ids)
+    assert joined(cut) == "€"
+    assert [t.id for t in tokens(cut)] == ids[:3]
+    assert prompt_pieces(tokenizer, tuple(ids))[2:] == ["€", " w"]
 
 
 def test_tokens_wait_with_text_that_may_begin_a_stop(make_tokenizer: MakeTokenizer) -> None:
