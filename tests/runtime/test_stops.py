@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ortolan_runtime.text import StopMatcher
+from ortolan_runtime.stops import StopMatcher
 
 
 def by_character(
