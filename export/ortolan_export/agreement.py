@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ortolan_export.calibration import TEXT
 from ortolan_export.checking import Check
 from ortolan_export.checkpoint import load_tokenizer
 from ortolan_export.errors import VerificationError
+from ortolan_export.sample import TEXT
 from ortolan_export.source import Float32
 from ortolan_export.verify import open_runner
 from ortolan_runtime.bundle import TOKENIZER_NAME, Bundle, open_bundle

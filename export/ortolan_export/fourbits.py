@@ -102,14 +102,6 @@ def nearest_blocks(matrix: Float32) -> FourBits:
     return FourBits(codes, scales, np.full_like(scales, MIDDLE, np.uint8), np.zeros_like(scales))
 
 
-def restored(blocks: FourBits) -> Float32:
-    """Return the values that ``blocks`` stand for, float32 ``[rows, blocks * 32]``."""
-    codes = np.stack([blocks.codes & 15, blocks.codes >> 4], axis=-1)
-    codes = codes.reshape(*blocks.scales.shape, BLOCK).astype(np.float32)
-    values = (codes - blocks.zero_points[..., None]) * blocks.scales[..., None]
-    return (values + blocks.rests[..., None]).reshape(len(codes), -1)
-
-
 def packed_zero_points(zero_points: UInt8) -> UInt8:
     """Return ``[rows, blocks]`` as the operator wants them: two to a byte, rows apart."""
     even = np.full((len(zero_points), -(-zero_points.shape[1] // 2) * 2), MIDDLE, np.uint8)

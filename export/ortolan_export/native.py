@@ -10,7 +10,6 @@ import numpy as np
 
 from ortolan_export.architectures.family import Decoder
 from ortolan_export.architectures.plan import plan_decoder
-from ortolan_export.calibration import TEXT
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
 from ortolan_export.errors import ExportError, SourceError
 from ortolan_export.finishing import (
@@ -23,6 +22,7 @@ from ortolan_export.finishing import (
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.progress import Report, counting, say_nothing
+from ortolan_export.sample import TEXT
 from ortolan_export.source import (
     AccuracyLevel,
     CheckedTensors,
@@ -39,7 +39,7 @@ from ortolan_export.targets import (
     graph_names,
     plan_engines,
 )
-from ortolan_runtime.bundle import Device, Manifest, new_folder, write_manifest
+from ortolan_runtime.bundle import Device, EnginePlan, Manifest, new_folder, write_manifest
 from ortolan_runtime.version import __version__
 
 
@@ -65,8 +65,7 @@ def export(
     Raises ExportError, BundleError.
     """
     stored = _storage(target, precision, int4_accuracy_level)
-    if engines is not None and target != "tensorrt":
-        raise ExportError(f"--engine-rows and --engine-chunk are for tensorrt, got --for {target}")
+    plan = plan_engines(target, engines, stored.precision)
     checkpoint = open_checkpoint(source)
     decoder = plan_decoder(checkpoint, context_length)
     check_decoder(decoder, target, stored.precision)
@@ -74,10 +73,7 @@ def export(
     texts = checkpoint.texts()
     tokenizer = checked_tokenizer(texts, decoder.vocab_size)
     prompts = golden_prompts(tokenizer, decoder.context_length)
-    manifest = _describe(decoder, texts, stored, name or checkpoint.name)
-    if target == "tensorrt":
-        plan = plan_engines(engines or Engines(), stored.precision)
-        manifest = msgspec.structs.replace(manifest, engines=plan)
+    manifest = _describe(decoder, texts, stored, name=name or checkpoint.name, engines=plan)
     prepared = Source(
         open=lambda stage: _counted(checkpoint, report, stage),
         decoder=decoder,
@@ -141,13 +137,16 @@ def _counted(checkpoint: Checkpoint, report: Report, stage: str) -> Tensors:
     return CheckedTensors(checkpoint, counting(report, stage, total))
 
 
-def _describe(decoder: Decoder, texts: Texts, stored: Storage, name: str) -> Manifest:
+def _describe(
+    decoder: Decoder, texts: Texts, stored: Storage, *, name: str, engines: EnginePlan | None
+) -> Manifest:
     return Manifest(
         name=name,
         architecture=decoder.architecture.model_type,
         source_digest="",
         precision=stored.precision,
         target=stored.target,
+        engines=engines,
         int4_accuracy_level=stored.int4_accuracy_level if stored.has_int4 else None,
         context_length=decoder.context_length,
         vocab_size=decoder.vocab_size,

@@ -117,11 +117,21 @@ def graph_names(decoder: Decoder, device: Device) -> GraphNames:
     )
 
 
-def plan_engines(engines: Engines, precision: NativePrecision) -> EnginePlan:
+def plan_engines(
+    device: Device, asked: Engines | None, precision: NativePrecision
+) -> EnginePlan | None:
     """Return two profiles, which cover every step of the runtime: decoding and a prefill chunk.
 
-    A lone row decodes beside a spare one, so that 2 rows must be possible, and 2 positions.
+    A lone row decodes beside a spare one, so that 2 rows must be possible, and 2 positions. None
+    stands for a device that builds no engines. Raises ExportError where it is asked for some.
     """
+    if device != "tensorrt":
+        if asked is not None:
+            raise ExportError(
+                f"--engine-rows and --engine-chunk are for tensorrt, got --for {device}"
+            )
+        return None
+    engines = asked or Engines()
     rows = (1, min(_USUAL_ROWS, engines.rows), max(2, engines.rows))
     chunk = (1, engines.chunk, engines.chunk)
     return EnginePlan(

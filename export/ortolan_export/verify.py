@@ -90,10 +90,6 @@ class GraphRunner(Runner):
         wanted = {name: array for name, array in feeds.items() if name is not None}
         return self._run(self._prefill if width > 1 else self._decode, wanted, outputs)
 
-    def share_caches(self, other: GraphRunner) -> None:
-        """Take the KV buffers of another runner of the same model, with what they hold."""
-        self._caches = other._caches
-
     def _run(self, session: Any, feeds: Mapping[str, Any], wanted: Sequence[str]) -> list[Float32]:
         binding = session.io_binding()
         count = len(feeds[self._names.input_ids])

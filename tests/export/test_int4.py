@@ -14,10 +14,10 @@ from layers import ArrayTensors, linear_layer, tied_layers
 
 from ortolan_export.fourbits import (
     BLOCK,
+    FourBits,
     keep_blocks,
     nearest_blocks,
     packed_zero_points,
-    restored,
 )
 from ortolan_export.int4 import Int4Linears
 from ortolan_export.native import export
@@ -39,12 +39,20 @@ def _source(kind: str, matrix: Any) -> tuple[SourceRows, Any]:
     return SourceRows(kind, raw), values
 
 
+def _restored(blocks: FourBits) -> Any:
+    """Return the values that ``blocks`` stand for, float32 ``[rows, blocks * 32]``."""
+    codes = np.stack([blocks.codes & 15, blocks.codes >> 4], axis=-1)
+    codes = codes.reshape(*blocks.scales.shape, BLOCK).astype(np.float32)
+    values = (codes - blocks.zero_points[..., None]) * blocks.scales[..., None]
+    return (values + blocks.rests[..., None]).reshape(len(codes), -1)
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 def test_a_gguf_files_own_blocks_keep_codes_and_scales_to_the_bit(kind: str) -> None:
     source, values = _source(kind, _matrix(6, 128))
     blocks = keep_blocks(source)
     assert blocks is not None
-    np.testing.assert_allclose(restored(blocks), values, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(_restored(blocks), values, rtol=1e-6, atol=1e-6)
     raw = source.data.reshape(6, 4, -1)
     nibbles = raw[..., -16:]
     theirs = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
@@ -72,7 +80,7 @@ def test_a_block_of_equal_values_is_kept() -> None:
     source, values = _source("Q4_1", np.full((2, 64), 3.0, np.float32))
     blocks = keep_blocks(source)
     assert blocks is not None
-    assert (restored(blocks) == values).all()
+    assert (_restored(blocks) == values).all()
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
@@ -89,18 +97,18 @@ def test_values_of_a_symmetric_grid_are_found_exactly() -> None:
     codes = np.random.default_rng(1).integers(-8, 8, (4, 64)).astype(np.float32)
     codes[:, ::BLOCK] = -8
     values = codes * np.float32(0.25) * np.array([[1], [-1], [3], [1e-3]], np.float32)
-    np.testing.assert_allclose(restored(nearest_blocks(values)), values, rtol=1e-6)
+    np.testing.assert_allclose(_restored(nearest_blocks(values)), values, rtol=1e-6)
 
 
 def test_any_values_are_met_within_a_twelfth_of_their_spread() -> None:
     values = _matrix(64, 256)
     blocks = nearest_blocks(values)
     assert blocks.is_symmetric
-    assert np.sqrt(np.square(restored(blocks) - values).mean()) < 1 / 12
+    assert np.sqrt(np.square(_restored(blocks) - values).mean()) < 1 / 12
 
 
 def test_a_block_of_zeros_stays_zeros() -> None:
-    assert not restored(nearest_blocks(np.zeros((2, 40), np.float32))).any()
+    assert not _restored(nearest_blocks(np.zeros((2, 40), np.float32))).any()
 
 
 @pytest.mark.parametrize("columns", [32, 33, 48, 100])
@@ -108,7 +116,7 @@ def test_a_width_that_is_no_multiple_of_32_is_filled_up(tmp_path: Path, columns:
     weight = _matrix(16, columns)
     layer = linear_layer(tmp_path, _EXACT, ArrayTensors({"a.weight": weight}), ["a"])
     x = _matrix(3, columns, 2)[None]
-    expected = x @ restored(nearest_blocks(weight))[:, :columns].T
+    expected = x @ _restored(nearest_blocks(weight))[:, :columns].T
     np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
