@@ -249,6 +249,16 @@ def test_a_tied_head_that_is_not_the_embedding_is_refused(
     assert "set tie_word_embeddings to false" in line
 
 
+def test_a_head_that_is_missing_is_offered_to_be_tied(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite_tensors(checkpoint, {"lm_head.weight": None})
+    line = refusal(checkpoint, tmp_path / "out", capsys)
+    assert "no tensor lm_head.weight, though tie_word_embeddings is false" in line
+    configure(checkpoint, tie_word_embeddings=True)
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
+
+
 def test_a_tied_head_that_the_checkpoint_holds_twice_is_kept_once(
     make_checkpoint: Any, checkpoint: Path, tmp_path: Path
 ) -> None:

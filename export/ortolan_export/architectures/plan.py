@@ -194,9 +194,7 @@ def _check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
     expected: dict[str, Shape] = {}
     for name, shape in _required(decoder):
         if name not in shapes:
-            raise SourceError(
-                f"the checkpoint has no tensor {name}; it is incomplete, download it again"
-            )
+            raise _missing(name, decoder)
         _check_shape(name, shapes[name], shape)
         expected[name] = shape
     optional = dict(_optional(decoder))
@@ -208,6 +206,15 @@ def _check_tensors(decoder: Decoder, checkpoint: Checkpoint) -> None:
                 f"tensor {name} is no part of a {family.model_type} that is known; "
                 "this variant is not supported"
             )
+
+
+def _missing(name: str, decoder: Decoder) -> SourceError:
+    if name == f"{decoder.names.head}.weight":
+        return SourceError(
+            f"the checkpoint has no tensor {name}, though tie_word_embeddings is false; where the "
+            "head is the embedding, set tie_word_embeddings to true in config.json"
+        )
+    return SourceError(f"the checkpoint has no tensor {name}; it is incomplete, download it again")
 
 
 def _check_shape(name: str, shape: Shape, expected: Shape) -> None:
