@@ -14,6 +14,7 @@ from ortolan_export.finishing import (
     golden_prompts,
     source_digest,
     verified,
+    within_vocabulary,
     write_texts,
 )
 from ortolan_export.foreign import (
@@ -71,8 +72,10 @@ def adopt_export(
     config = Config(found.config, origin=found.config_file.name)
     foreign = read_graph(model, config)
     length = choose_context_length(config, context_length)
+    texts = within_vocabulary(found.texts, foreign.vocab_size)
+    found = msgspec.structs.replace(found, texts=texts)
     manifest = _describe(found, config, foreign, length)
-    tokenizer = checked_tokenizer(found.texts, manifest.vocab_size)
+    tokenizer = checked_tokenizer(texts, manifest.vocab_size)
     prompts = golden_prompts(tokenizer, manifest.context_length)
     made_of = found.weights or (found.graph, *external_files(model, found.graph.parent))
     has_windows = may_have_windows(config)
@@ -80,7 +83,7 @@ def adopt_export(
     count = counting(report, "writing weights", weight_bytes(model))
     with new_folder(out) as folder:
         write_plain(model, found.graph.parent, folder, count)
-        write_texts(folder, found.texts)
+        write_texts(folder, texts)
         report("probing the graph", 0, 1)
         with translated_errors():
             manifest = Probe(folder, manifest).settle(

@@ -33,7 +33,7 @@ def write_texts(folder: Path, texts: Texts) -> None:
 
 
 def checked_tokenizer(texts: Texts, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer. Raises SourceError for ids that the model does not have."""
+    """Return the tokenizer. Raises SourceError for one too large for the model."""
     tokenizer = load_tokenizer(texts.tokenizer, TOKENIZER_NAME)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= vocab_size:
@@ -41,20 +41,22 @@ def checked_tokenizer(texts: Texts, vocab_size: int) -> Tokenizer:
             f"the tokenizer's largest id must be < {vocab_size}, the model's vocabulary, "
             f"got {largest}; the tokenizer belongs to another model"
         )
-    _check_special_tokens(texts, vocab_size)
     return tokenizer
 
 
-def _check_special_tokens(texts: Texts, vocab_size: int) -> None:
-    bos = () if texts.bos_token_id is None else (texts.bos_token_id,)
-    for field, ids in (("bos_token_id", bos), ("eos_token_id", texts.eos_token_ids)):
-        for token_id in ids:
-            if not 0 <= token_id < vocab_size:
-                raise SourceError(
-                    f"{field} must be within 0..{vocab_size - 1}, the model's vocabulary, "
-                    f"got {token_id}; correct it in config.json or generation_config.json, or set "
-                    "it to null there"
-                )
+def within_vocabulary(texts: Texts, vocab_size: int) -> Texts:
+    """Return the texts without special tokens that the model does not have.
+
+    Configurations name such where they were left at a family's defaults. The model never says one,
+    and cannot be given one.
+    """
+    bos, eos = texts.bos_token_id, texts.eos_token_ids
+    known = range(vocab_size)
+    return msgspec.structs.replace(
+        texts,
+        bos_token_id=bos if bos in known else None,
+        eos_token_ids=tuple(token_id for token_id in eos if token_id in known),
+    )
 
 
 def golden_prompts(tokenizer: Tokenizer, context_length: int) -> list[list[int]]:

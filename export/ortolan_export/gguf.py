@@ -81,8 +81,8 @@ class GGUFCheckpoint:
         return cast(Float32, np.ascontiguousarray(rows, dtype=np.float32))
 
     def _refuse_part(self) -> None:
-        parts = self._fields.get("split.count", 1)
-        if parts != 1:
+        parts = self._fields.get("split.count", 0)  # 0 in a file that was merged
+        if isinstance(parts, int) and parts > 1:
             raise UnsupportedModel(
                 f"{self.path} is one of {parts} parts; make one file of them with "
                 "`llama-gguf-split --merge FIRST_PART OUT`"

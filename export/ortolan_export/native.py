@@ -17,6 +17,7 @@ from ortolan_export.finishing import (
     golden_prompts,
     source_digest,
     verified,
+    within_vocabulary,
     write_texts,
 )
 from ortolan_export.gguf import GGUFCheckpoint
@@ -70,7 +71,7 @@ def export(
     decoder = plan_decoder(checkpoint, context_length)
     check_decoder(decoder, target, stored.precision)
     _check_tied_head(decoder, checkpoint)
-    texts = checkpoint.texts()
+    texts = within_vocabulary(checkpoint.texts(), decoder.vocab_size)
     tokenizer = checked_tokenizer(texts, decoder.vocab_size)
     prompts = golden_prompts(tokenizer, decoder.context_length)
     manifest = _describe(decoder, texts, stored, name=name or checkpoint.name, engines=plan)

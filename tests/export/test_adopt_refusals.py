@@ -145,7 +145,7 @@ def test_a_context_too_short_for_the_golden_prompts_is_refused(
     [
         ({"layer_types": 3}, "layer_types must be a list, got 3"),
         ({"model_type": ["llama"]}, "model_type must be a string"),
-        ({"eos_token_id": 320}, "eos_token_id must be within 0..319"),
+        ({"eos_token_id": "256"}, "eos_token_id must be a token's id or a list of ids"),
     ],
 )
 def test_a_wrong_field_is_named(

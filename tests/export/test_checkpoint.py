@@ -66,6 +66,12 @@ def test_the_eos_list_is_the_union_of_all_three_files(checkpoint: Path) -> None:
     assert HuggingFaceCheckpoint(checkpoint).texts().eos_token_ids == (7, 8, 9, 256)
 
 
+def test_special_tokens_past_the_vocabulary_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
+    _write(checkpoint, "generation_config.json", bos_token_id=320, eos_token_id=[-1, 7, 50256])
+    manifest = export(checkpoint, tmp_path / "out")
+    assert (manifest.bos_token_id, manifest.eos_token_ids) == (None, (7, 256))
+
+
 def test_generation_defaults_are_kept(checkpoint: Path) -> None:
     _write(checkpoint, "generation_config.json", temperature=0.6, top_p=0.9, top_k=20)
     defaults = HuggingFaceCheckpoint(checkpoint).texts().generation_defaults

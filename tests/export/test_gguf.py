@@ -52,6 +52,8 @@ def _write_gguf(
     _add_sizes(writer, config)
     _OWN_SETTINGS.get(family, _add_nothing)(writer, config)
     _add_tokenizer(writer, **fields)
+    if "parts" in fields:
+        writer.add_uint16("split.count", fields["parts"])
     names = gguf.get_tensor_name_map(_ARCHITECTURES[family], config["num_hidden_layers"])
     for name in source.shapes:
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -206,6 +208,11 @@ def test_rope_frequencies_from_the_file_are_used(make_checkpoint: Any, tmp_path:
     _finish(writer)
     export(tmp_path / "m.gguf", tmp_path / "b", precision="fp32")
     assert _same_file(tmp_path / "a", tmp_path / "b", WEIGHTS_NAME)
+
+
+def test_a_file_that_was_merged_of_parts_is_whole(make_checkpoint: Any, tmp_path: Path) -> None:
+    path = _write_gguf(make_checkpoint("llama"), tmp_path / "m.gguf", parts=0)
+    assert GGUFCheckpoint(path).config["num_hidden_layers"] == 2
 
 
 def test_a_message_names_the_gguf_file(make_checkpoint: Any, tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ from ortolan_server.cli import main
         ({"head_dim": 10**30}, "head_dim must be at most 2147483647"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 21, .* tensors"),
         ({"eos_token_id": "256"}, "eos_token_id must be a token's id or a list of ids, got '256'"),
-        ({"eos_token_id": 320}, r"eos_token_id must be within 0\.\.319, .* got 320"),
         ({"num_hidden_layers": 3}, "no tensor model.layers.2.input_layernorm.weight"),
         ({"num_hidden_layers": 1}, "tensor model.layers.1.*is no part of a llama"),
         ({"vocab_size": 321}, r"must have shape \[321, 64\], got \[320, 64\]"),
@@ -92,7 +91,6 @@ def test_more_experts_a_token_than_there_are_is_refused(
     [
         ("config.json", "[" * 100_000, "is no JSON"),
         ("generation_config.json", '{"top_k": NaN}', "top_k must be finite, got nan"),
-        ("generation_config.json", '{"bos_token_id": -1}', "bos_token_id must be within 0..319"),
         ("generation_config.json", '{"top_p": "0.9"}', "top_p must be a number, got '0.9'"),
         (
             "tokenizer_config.json",
