@@ -115,12 +115,12 @@ def test_expect_100_continue_is_answered(hasty: Server) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_an_offer_of_http2_is_declined_and_the_connection_goes_on(hasty: Server) -> None:
+def test_an_offer_of_http2_is_declined_and_the_connection_goes_on(babbling_bundle: Path) -> None:
     """The body arrives apart from the head; another request follows on the same connection."""
-    body = json.dumps(hasty.body(max_tokens=1)).encode()
+    body = json.dumps({"model": "babbling", "prompt": "x", "max_tokens": 1}).encode()
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
     head = HEAD + b"content-length: %d\r\n" % len(body)
-    with connect(hasty) as connection:
+    with serving(babbling_bundle) as patient, connect(patient) as connection:
         connection.sendall(head + offer + b"\r\n" + body[:9])
         time.sleep(0.1)
         connection.sendall(body[9:] + head + b"connection: close\r\n\r\n" + body)
