@@ -36,7 +36,8 @@ STOP = Field(
     kind=Texts(maximum=16),
     strict=Texts(maximum=4),
     default=(),
-    doc="Generation ends where one of these strings is complete; the text ends before it.",
+    doc="Generation ends where one of these strings is complete, or at a control token spelt so; "
+    "the text ends before it.",
 )
 SEED = Field(
     name="seed",
@@ -132,7 +133,7 @@ EXTENSIONS = (
         name="min_tokens",
         kind=Integer(minimum=0),
         default=0,
-        doc="Do not end before this many tokens.",
+        doc="Do not end before this many tokens, by a stop string neither.",
     ),
     Field(
         name="ignore_eos",

@@ -37,7 +37,10 @@ class TokensMindRenderer(OpenAIRenderer):
         return shapes.completion_schema(usage=shapes.detailed_usage_schema())
 
 
-_KEPT = "Generation ends where one of these strings is complete; the text ends after it."
+_KEPT = (
+    "Generation ends where one of these strings is complete, or at a control token spelt so; "
+    "the text ends after it."
+)
 _INCLUDE_STOP = next(field for field in EXTENSIONS if field.target == "include_stop")
 
 TOKENSMIND = Dialect(
