@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Shorter matches guess wrong more often than they pay; longer ones are found too seldom.
-_MATCH_TOKENS = 3
+# How many tokens at the end must have occurred before, of these the first that have. Longer matches
+# are found too seldom; a single token that occurred before guesses wrong more often than it pays.
+_MATCHES = (3, 2)
 _FIRST_DRAFT = 4
 _LEAST_DRAFT, _MAX_DRAFT = 2, 12
 # How fast averages follow. Gains must fall quickly: a few wrong guesses after right ones say that
 # the text has moved on, and each costs a third of a step or more.
 _COST_SMOOTHING = 0.1
 _GAIN_SMOOTHING = 0.3
-# A guess must be expected to gain at least this factor, or plain steps are taken for a while.
+# A guess must be expected to gain at least this factor, or plain steps are taken for a while: a few
+# at first, as many again each time, for a text that begins to repeat itself should not wait long.
 _WORTHWHILE = 1.05
-_PAUSE_STEPS = 64
+_FIRST_PAUSE, _MAX_PAUSE = 4, 64
 
 
 class PromptLookup:
@@ -37,14 +39,27 @@ class PromptLookup:
         self._indexed = 0
 
     def draft(self, count: int) -> list[int]:
-        """Return up to ``count`` tokens that may come next, none when nothing matches."""
+        """Return ``count`` tokens that may come next, none when nothing matches.
+
+        Where the match reaches into its own continuation, the text is taken to go round in circles.
+        """
+        self._index()
         tokens = self._tokens
-        # The last n-gram itself is left out, so that it can find the one before.
-        for end in range(max(self._indexed, _MATCH_TOKENS), len(tokens)):
-            self._ends[tuple(tokens[end - _MATCH_TOKENS : end])] = end
+        for length in _MATCHES:
+            place = self._ends.get(tuple(tokens[-length:]))
+            if place is not None:
+                period = len(tokens) - place
+                return [tokens[place + i % period] for i in range(count)]
+        return []
+
+    def _index(self) -> None:
+        """Note where the n-grams end, but for the last ones: these shall find those before."""
+        tokens = self._tokens
+        for end in range(self._indexed, len(tokens)):
+            for length in _MATCHES:
+                if end >= length:
+                    self._ends[tuple(tokens[end - length : end])] = end
         self._indexed = len(tokens)
-        place = self._ends.get(tuple(tokens[-_MATCH_TOKENS:]))
-        return [] if place is None else tokens[place : place + count]
 
 
 @dataclass(slots=True)
@@ -59,6 +74,7 @@ class SpeculationPolicy:
     _plain_s: float = 0.0
     _gain: float = 1.0  # tokens a step gave, over the time of that step in plain steps
     _pause: int = 0
+    _next_pause: int = _FIRST_PAUSE
     _has_tried: bool = field(default=False)
 
     def draft_length(self) -> int:
@@ -84,5 +100,8 @@ class SpeculationPolicy:
             self.length = min(self.length + 2, _MAX_DRAFT)
         else:
             self.length = max(accepted + 1, _LEAST_DRAFT)
-        if self._gain < _WORTHWHILE:
-            self._pause, self._has_tried = _PAUSE_STEPS, False
+        if self._gain >= _WORTHWHILE:
+            self._next_pause = _FIRST_PAUSE
+            return
+        self._pause, self._has_tried = self._next_pause, False
+        self._next_pause = min(2 * self._next_pause, _MAX_PAUSE)

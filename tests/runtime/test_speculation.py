@@ -26,6 +26,14 @@ def policy_after_a_plain_step() -> SpeculationPolicy:
     return policy
 
 
+def pause_of(policy: SpeculationPolicy) -> int:
+    """Return how many plain steps come before the next guess."""
+    steps = 0
+    while policy.draft_length() == 0:
+        steps += 1
+    return steps
+
+
 def test_what_followed_the_last_three_tokens_is_guessed() -> None:
     assert PromptLookup([1, 2, 3, 4, 5, 6, 1, 2, 3]).draft(2) == [4, 5]
 
@@ -38,8 +46,17 @@ def test_nothing_is_guessed_when_the_end_is_new() -> None:
     assert PromptLookup([1, 2, 3, 4, 5]).draft(4) == []
 
 
-def test_less_than_three_tokens_match_nothing() -> None:
+def test_where_the_last_three_tokens_are_new_the_last_two_may_not_be() -> None:
+    assert PromptLookup([9, 2, 3, 4, 5, 1, 2, 3]).draft(2) == [4, 5]
+
+
+def test_three_tokens_that_match_go_before_two_that_match_later() -> None:
+    assert PromptLookup([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]).draft(1) == [4]
+
+
+def test_less_than_two_tokens_match_nothing() -> None:
     assert PromptLookup([7, 7]).draft(4) == []
+    assert PromptLookup([7]).draft(4) == []
 
 
 def test_tokens_that_come_later_are_found() -> None:
@@ -50,8 +67,9 @@ def test_tokens_that_come_later_are_found() -> None:
     assert lookup.draft(1) == [9]
 
 
-def test_a_repeated_token_guesses_itself() -> None:
-    assert PromptLookup([5, 5, 5, 5]).draft(3) == [5]
+def test_a_text_that_goes_round_in_circles_is_guessed_to_go_on() -> None:
+    assert PromptLookup([5, 5, 5, 5]).draft(3) == [5, 5, 5]
+    assert PromptLookup([1, 2, 1, 2, 1]).draft(5) == [2, 1, 2, 1, 2]
 
 
 def test_guesses_grow_shorter_at_once_when_they_go_wrong() -> None:
@@ -87,9 +105,31 @@ def test_guesses_that_are_right_grow_longer() -> None:
 def test_guesses_that_do_not_pay_are_given_up_for_a_while() -> None:
     policy = policy_after_a_plain_step()
     policy.note_guess(drafted=4, accepted=0, seconds=0.014)
-    lengths = [policy.draft_length() for _ in range(65)]
-    assert lengths[:64] == [0] * 64
-    assert lengths[64] > 0
+    lengths = [policy.draft_length() for _ in range(5)]
+    assert lengths[:4] == [0] * 4
+    assert lengths[4] > 0
+
+
+def test_guesses_that_never_pay_are_given_up_for_longer_each_time() -> None:
+    policy = policy_after_a_plain_step()
+    pauses = []
+    for _ in range(7):
+        policy.note_guess(drafted=2, accepted=0, seconds=0.013)
+        pauses.append(pause_of(policy))
+    assert pauses == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_a_guess_that_pays_makes_the_next_pause_short_again() -> None:
+    policy = policy_after_a_plain_step()
+    for _ in range(5):
+        policy.note_guess(drafted=2, accepted=0, seconds=0.013)
+        pause_of(policy)
+    policy.note_guess(drafted=2, accepted=2, seconds=0.013)
+    for _ in range(8):  # the text has moved on
+        policy.note_guess(drafted=2, accepted=0, seconds=0.013)
+        if policy.draft_length() == 0:
+            break
+    assert pause_of(policy) == 3  # and the one above
 
 
 def test_right_guesses_that_cost_as_much_as_plain_steps_are_given_up_too() -> None:
