@@ -102,7 +102,9 @@ def rope_tables(rope: Rope, length: int, head_size: int) -> tuple[Float32, Float
 def _scaled(scale: Callable[[_Scaling], Rope], scaling: _Scaling) -> Rope:
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return scale(scaling)
+            rope = scale(scaling)
+            rope_tables(rope, 2, scaling.dim)  # what overflows there is found here
+            return rope
     except (ArithmeticError, ValueError) as exc:  # such as the logarithm of a negative number
         raise SourceError(
             f"{scaling.config.origin}: no rotation can be computed from these values ({exc}); "

@@ -178,13 +178,6 @@ def test_a_variant_that_is_not_supported_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_untied_head_that_is_missing_is_refused(copy_of: Any, tmp_path: Path) -> None:
-    checkpoint = copy_of("llama")
-    _configure(checkpoint, tie_word_embeddings=False)
-    with pytest.raises(ExportError, match=r"no tensor lm_head\.weight; it is incomplete"):
-        export(checkpoint, tmp_path / "out")
-
-
 def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones(
     copy_of: Any, tmp_path: Path
 ) -> None:

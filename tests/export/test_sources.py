@@ -56,6 +56,10 @@ from ortolan_server.cli import main
             },
             "short_factor must hold 8 numbers > 0",
         ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 1e-320}},
+            "no rotation can be computed from these values",
+        ),
         ({"max_position_embeddings": 5}, "max_position_embeddings must be a whole number >= 16"),
         ({"head_dim": 10**30}, "head_dim must be at most 2147483647"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 21, .* tensors"),
