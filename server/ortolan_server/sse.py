@@ -10,7 +10,8 @@ import msgspec
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
 HEADERS = {
-    "content-type": "text/event-stream",
+    # Without a charset Python's requests takes any text for ISO-8859-1.
+    "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }

@@ -92,7 +92,7 @@ def check(server: Server, path: str, body: Any) -> None:
     assert response.status_code in STATUSES, (body, response.text)
     if response.status_code != 200:
         check_error(response.json(), path)
-    elif response.headers["content-type"] == "text/event-stream":
+    elif response.headers["content-type"].startswith("text/event-stream"):
         *chunks, done = events(response.content)
         assert done == "[DONE]", body
         assert all(json.loads(chunk)["choices"] is not None for chunk in chunks)

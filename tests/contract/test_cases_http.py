@@ -317,9 +317,13 @@ def test_the_shape_of_a_stream(plain: Server, fields: dict[str, Any], has_usage:
 
 
 def test_no_character_of_the_text_ends_a_line_of_the_stream(actor: Server) -> None:
-    """httpx, like str.splitlines, ends a line at U+0085, U+2028 and U+2029 as well."""
+    """httpx, like str.splitlines, ends a line at U+0085, U+2028 and U+2029 as well.
+
+    Bytes of other characters are those of U+0085 to clients that are not told that they are UTF-8.
+    """
     body = actor.body("x" * 140, stream=True, max_tokens=20)
     with actor.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.charset_encoding == "utf-8"
         lines = [line for line in response.iter_lines() if line]
     assert [line for line in lines if not line.startswith("data: ")] == []
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -352,7 +356,7 @@ def test_a_silent_stream_is_kept_alive_and_proxies_are_told_not_to_hold_it(
         time.sleep(0.5)
         first.close()
         response = second.result()
-    assert response.headers["content-type"] == "text/event-stream"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
     assert len(events(response.content)) >= 2
