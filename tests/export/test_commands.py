@@ -147,6 +147,15 @@ def test_a_limit_out_of_its_range_is_wrong_usage(
     assert said in capsys.readouterr().err
 
 
+def test_a_text_that_is_not_there_is_told_before_anything_is_checked(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(bundle), "--perplexity", "nofile"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "no text at nofile: --perplexity takes a file, or nothing" in printed.err
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_damaged_bundle_ends_in_one_line(
     command: str, bundle: Path, capsys: pytest.CaptureFixture[str]

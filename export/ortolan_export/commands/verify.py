@@ -103,12 +103,14 @@ def _checks(arguments: argparse.Namespace, report: Report) -> Iterator[Check]:
     from ortolan_export.checking import check_bundle
     from ortolan_export.perplexity import check_perplexity
 
+    text = Path(arguments.perplexity) if arguments.perplexity else None
+    if text is not None and not text.is_file():  # the checks before it take a while
+        raise ExportError(f"no text at {text}: --perplexity takes a file, or nothing")
     yield from check_bundle(arguments.bundle, report)
     if arguments.against is not None:
         least = _given(arguments.least_agreement, _LEAST_AGREEMENT)
         yield check_agreement(arguments.bundle, arguments.against, least)
     if arguments.perplexity is not None:
-        text = None if arguments.perplexity == _BUILT_IN else Path(arguments.perplexity)
         most = _given(arguments.most_perplexity, _MOST_PERPLEXITY)
         yield check_perplexity(arguments.bundle, text, arguments.against, most, report)
 
