@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.progress import Report, counting, say_nothing
 from ortolan_export.sample import TEXT
 from ortolan_export.source import (
+    INT4_PRECISIONS,
     AccuracyLevel,
     CheckedTensors,
     Checkpoint,
@@ -108,12 +110,25 @@ def _storage(
 ) -> Storage:
     """Return how weights are stored. Raises ExportError for what the target does not take."""
     chosen = choose_precision(target, precision)
+    _refuse_int4_options(chosen, {"--int4-accuracy-level": accuracy_level})
     if target != "cpu" and accuracy_level == 4:
         raise ExportError(
             f"--int4-accuracy-level for {target} must be 0, got 4: activations stay in fp16 there"
         )
     level: AccuracyLevel = 0 if target != "cpu" else 4 if accuracy_level is None else accuracy_level
     return Storage(precision=chosen, target=target, int4_accuracy_level=level)
+
+
+def _refuse_int4_options(precision: NativePrecision, options: Mapping[str, int | None]) -> None:
+    """Raise ExportError for an option of 4-bit layers where there are none."""
+    if precision in INT4_PRECISIONS:
+        return
+    for option, value in options.items():
+        if value is not None:
+            raise ExportError(
+                f"{option} {value} is for --precision {' or '.join(INT4_PRECISIONS)}, "
+                f"got {precision}: leave it out"
+            )
 
 
 def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint) -> None:

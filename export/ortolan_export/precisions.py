@@ -21,7 +21,13 @@ from ortolan_export.progress import Report
 from ortolan_export.quantize import FloatLinears, Int8Linears, Linears
 from ortolan_export.rotation import Prepared, flatten_activations
 from ortolan_export.rows import write_rows_graph
-from ortolan_export.source import AccuracyLevel, Element, NativePrecision, Tensors
+from ortolan_export.source import (
+    INT4_PRECISIONS,
+    AccuracyLevel,
+    Element,
+    NativePrecision,
+    Tensors,
+)
 from ortolan_export.weightfile import WeightFile
 from ortolan_runtime.bundle import (
     GRAPH_NAME,
@@ -56,7 +62,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_int4(self) -> bool:
         """Return whether any layer is in 4 bits."""
-        return self.precision in ("int4", "int8+int4")
+        return self.precision in INT4_PRECISIONS
 
     @property
     def has_int8(self) -> bool:

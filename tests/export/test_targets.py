@@ -180,6 +180,10 @@ def test_a_bundle_for_tensorrt_has_profiles_for_decoding_and_for_prompts(
             "--int4-accuracy-level for cuda must be 0, got 4: activations stay in fp16 there",
         ),
         (
+            {"int4_accuracy_level": 4},
+            "--int4-accuracy-level 4 is for --precision int4 or int8+int4, got int8: leave it out",
+        ),
+        (
             {"engines": Engines()},
             "--engine-rows and --engine-chunk are for tensorrt, got --for cpu",
         ),
