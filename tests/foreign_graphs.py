@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
+from ortolan_export.fourbits import nearest_blocks
 from ortolan_export.graph import MICROSOFT, GraphBuilder
 from ortolan_export.weightfile import WeightFile
 
@@ -47,9 +48,10 @@ class LlamaGraph:
 
     ``positions`` come from an input, from the mask, or are the places in the cache; ``window`` is
     counted over places; ``is_quantised`` gives each linear layer's activations one scale for all
-    rows; ``has_keep`` adds num_logits_to_keep; ``half`` keeps the cache in float16; ``is_fused``
-    leaves attention to GroupQueryAttention, as onnxruntime-genai does; ``has_switch`` adds
-    use_cache_branch, whose wrong use makes all logits numbers that are none.
+    rows; ``block_size`` keeps weights in 4 bits by blocks of that many; ``has_keep`` adds
+    num_logits_to_keep; ``half`` keeps the cache in float16; ``is_fused`` leaves attention to
+    GroupQueryAttention, as onnxruntime-genai does; ``has_switch`` adds use_cache_branch, whose
+    wrong use makes all logits numbers that are none.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class LlamaGraph:
         positions: Positions = "input",
         window: int | None = None,
         is_quantised: bool = False,
+        block_size: int | None = None,
         has_keep: bool = False,
         half: bool = False,
         is_fused: bool = False,
@@ -68,7 +71,7 @@ class LlamaGraph:
         self._source, self._g, config = checkpoint, graph, checkpoint.config
         self._positions, self._window = positions, window
         self._is_quantised, self._has_keep, self._is_fused = is_quantised, has_keep, is_fused
-        self._has_switch = has_switch
+        self._has_switch, self._block_size = has_switch, block_size
         self._dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
         self._heads, self._kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self._size = config.get("head_dim") or config["hidden_size"] // self._heads
@@ -216,6 +219,8 @@ class LlamaGraph:
 
     def _linear(self, module: str, x: ir.Value) -> ir.Value:
         g, weight = self._g, self._source.read(f"{module}.weight").T
+        if self._block_size is not None:
+            return self._four_bits(module, x, self._block_size)
         if not self._is_quantised:
             return g.op("MatMul", x, g.tensor(f"{module}.transposed", np.ascontiguousarray(weight)))
         scale = np.float32(np.abs(weight).max() / 63)
@@ -225,6 +230,21 @@ class LlamaGraph:
         product = g.op("Cast", product, to=int(ir.DataType.FLOAT))
         step = g.op("Mul", step, g.tensor(f"{module}.step", scale.reshape(1)))
         return g.op("Mul", product, step)
+
+    def _four_bits(self, module: str, x: ir.Value, block_size: int) -> ir.Value:
+        weight = self._source.read(f"{module}.weight")
+        blocks = nearest_blocks(weight, block_size)
+        return self._g.op(
+            "MatMulNBits",
+            x,
+            self._g.tensor(f"{module}.codes", blocks.codes),
+            self._g.tensor(f"{module}.scales", blocks.scales),
+            domain=MICROSOFT,
+            K=weight.shape[1],
+            N=len(weight),
+            bits=4,
+            block_size=block_size,
+        )
 
     def _rotated(self, x: ir.Value) -> ir.Value:
         g = self._g

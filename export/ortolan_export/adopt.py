@@ -109,6 +109,7 @@ def _describe(
         source_digest="",
         precision=foreign.precision,
         int4_accuracy_level=foreign.int4_accuracy_level,
+        int4_block_size=foreign.int4_block_size,
         context_length=length,
         vocab_size=foreign.vocab_size,
         layers=foreign.layers,

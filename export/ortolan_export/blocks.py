@@ -44,7 +44,7 @@ class Blocks:
         self.mlp = (
             MLP(graph, linears, decoder)
             if decoder.mixture is None
-            else Experts(graph, tensors, decoder, decoder.mixture, linears.expert_bits)
+            else Experts(graph, tensors, decoder, decoder.mixture, linears.experts)
         )
 
     def build(self) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.architectures.family import Decoder, Mixture
-from ortolan_export.fourbits import BLOCK, nearest_blocks
+from ortolan_export.fourbits import nearest_blocks
 from ortolan_export.graph import MICROSOFT, Attribute
 from ortolan_export.operators import DecoderGraph
-from ortolan_export.quantize import ExpertBits, quantize_rows
-from ortolan_export.source import Array, Float32, Tensors
+from ortolan_export.quantize import ExpertWeights, quantize_rows
+from ortolan_export.source import BLOCK_SIZES, Array, BlockSize, Float32, Tensors
 
 _WEIGHT_LIMIT = 127  # the operator turns weights back into floats, where nothing saturates
 _ZERO = 128
@@ -32,13 +32,25 @@ class Experts:
     tensors: Tensors
     decoder: Decoder
     mixture: Mixture
-    bits: ExpertBits
+    stored: ExpertWeights
 
     @property
-    def _bits(self) -> ExpertBits:
+    def _bits(self) -> int:
         """Return the bits of a weight: 8 where 4 are asked for and rows are no whole blocks."""
-        has_whole_blocks = not (self.decoder.hidden_size % BLOCK or self.mixture.inner_size % BLOCK)
-        return 8 if self.bits == 4 and not has_whole_blocks else self.bits
+        return 8 if self.stored.bits == 4 and self._block_size is None else self.stored.bits
+
+    @property
+    def _block_size(self) -> BlockSize | None:
+        """Return the largest size of 4-bit blocks, up to the one asked for, that divides all rows.
+
+        The operator takes whole blocks alone; None stands for 4 bits that are not asked for, too.
+        """
+        if self.stored.bits != 4:
+            return None
+        widths = (self.decoder.hidden_size, self.mixture.inner_size)
+        sizes = (size for size in BLOCK_SIZES if size <= self.stored.block_size)
+        whole = [size for size in sizes if not any(width % size for width in widths)]
+        return max(whole, default=None)
 
     def build(self, layer: int, x: ir.Value) -> ir.Value:
         """Emit what one layer's experts write for their input ``x``."""
@@ -79,8 +91,8 @@ class Experts:
             attributes["swiglu_limit"] = mixture.limit
         if self._bits != 32:
             attributes["expert_weight_bits"] = self._bits
-        if self._bits == 4:
-            attributes["block_size"] = BLOCK
+        if self._block_size is not None:
+            attributes["block_size"] = self._block_size
         return attributes
 
     def _weights(self, layer: int) -> Iterator[ir.Value | None]:
@@ -116,8 +128,8 @@ class Experts:
 
     def _codes(self, matrix: Float32) -> tuple[Array, Float32]:
         """Return a matrix as codes, uint8, and the scales of its rows or of its blocks."""
-        if self._bits == 4:
-            blocks = nearest_blocks(matrix)
+        if self._block_size is not None:
+            blocks = nearest_blocks(matrix, self._block_size)
             return blocks.codes.reshape(len(matrix), -1), blocks.scales
         quantised, scales = quantize_rows(matrix, _WEIGHT_LIMIT)
         return (quantised.astype(np.int16) + _ZERO).astype(np.uint8), scales

@@ -59,6 +59,7 @@ class ForeignGraph(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     writes_in_place: bool
     int4_accuracy_level: int | None
+    int4_block_size: int | None
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -83,7 +84,8 @@ def read_graph(model: ir.Model, config: Config) -> ForeignGraph:
         head_size=shape[1] or _head_size(config),
         kv_dtype=dtype,
         vocab_size=_size(outputs[names.logits], 2) or config.count("vocab_size"),
-        int4_accuracy_level=_accuracy_level(model),
+        int4_accuracy_level=_largest_int4_attribute(model, "accuracy_level"),
+        int4_block_size=_largest_int4_attribute(model, "block_size"),
         writes_in_place=any(node.op_type == "GroupQueryAttention" for node in all_nodes(model)),
     )
 
@@ -277,14 +279,17 @@ def _precision(model: ir.Model) -> Precision:
     return "fp16" if sizes[ir.DataType.FLOAT16] > sizes[ir.DataType.FLOAT] else "fp32"
 
 
-def _accuracy_level(model: ir.Model) -> int | None:
-    """Return what 4-bit layers do to their activations, None where there are none."""
-    levels = [
-        node.attributes["accuracy_level"].as_int() if "accuracy_level" in node.attributes else 0
-        for node in all_nodes(model)
-        if node.op_type == "MatMulNBits"
-    ]
-    return max(levels, default=None)
+def _largest_int4_attribute(model: ir.Model, name: str) -> int | None:
+    """Return an attribute of 4-bit layers, the largest where they differ, None without such."""
+    layers = (node for node in all_nodes(model) if node.op_type == "MatMulNBits")
+    values = (
+        _int_attribute(node, name, 0) for node in layers if _int_attribute(node, "bits", 4) == 4
+    )
+    return max(values, default=None)
+
+
+def _int_attribute(node: ir.Node, name: str, otherwise: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else otherwise
 
 
 def _some(names: Any) -> str:

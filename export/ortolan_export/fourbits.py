@@ -1,4 +1,4 @@
-"""Matrices in 4 bits by blocks of 32 columns: how a source's own blocks, or any values, get there.
+"""Matrices in 4 bits by blocks of columns: how a source's own blocks, or any values, get there.
 
 A value is ``scale * (code - zero_point) + rest``, with a whole zero point. Where a source's blocks
 start between two whole zero points (Q4_1), the rest, constant over a block, is what is left: codes
@@ -7,18 +7,18 @@ and scales stay as the source has them. It is 0 for every other source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan_export.source import Float32, SourceRows, Tensors, row_slices
+from ortolan_export.source import BlockSize, Float32, SourceRows, Tensors, row_slices
 
-BLOCK = 32
+OWN_BLOCK_SIZE: BlockSize = 32  # of every type of GGUF that is kept
 MIDDLE = 8  # the zero point of a symmetric block, which the operator assumes when it is told none
 _LAST_CODE = 15
-_HALF_BYTES = BLOCK // 2
+_OWN_BYTES = OWN_BLOCK_SIZE // 2
 # Shorter steps cut a block's largest value off and place all others better.
 _SHRINKAGES = (1.0, 0.95, 0.9, 0.85)
 _SMALLEST_SCALE = 1e-30
@@ -30,14 +30,19 @@ UInt8 = NDArray[np.uint8]
 class FourBits(msgspec.Struct, frozen=True):
     """Rows of a matrix in blocks; two codes lie in a byte, the earlier one in its low half.
 
-    ``codes`` uint8 ``[rows, blocks, 16]``, ``scales`` float32, ``zero_points`` uint8 and ``rests``
-    float32 ``[rows, blocks]``.
+    ``codes`` uint8 ``[rows, blocks, half a block]``, ``scales`` float32, ``zero_points`` uint8 and
+    ``rests`` float32 ``[rows, blocks]``.
     """
 
     codes: UInt8
     scales: Float32
     zero_points: UInt8
     rests: Float32
+
+    @property
+    def block_size(self) -> int:
+        """Return how many columns share a scale."""
+        return 2 * int(self.codes.shape[-1])
 
     @property
     def is_symmetric(self) -> bool:
@@ -50,14 +55,18 @@ class FourBits(msgspec.Struct, frozen=True):
         return bool(self.rests.any())
 
 
-def read_four_bits(tensors: Tensors, module: str) -> FourBits:
-    """Return a module's weight: the source's own blocks where it has any, else the nearest."""
+def read_four_bits(tensors: Tensors, module: str, block_size: BlockSize) -> FourBits:
+    """Return a module's weight: the source's own blocks where it has any, else the nearest.
+
+    A source with blocks of its own must not be asked for another ``block_size``: ``own_blocks``.
+    """
     name = f"{module}.weight"
     parts: list[FourBits] = []
     for start, stop in row_slices(tensors, module):
         source = tensors.read_quantised(name, start, stop)
         kept = None if source is None else keep_blocks(source)
-        parts.append(kept or nearest_blocks(tensors.read(name, start, stop)))
+        assert kept is None or kept.block_size == block_size
+        parts.append(kept or nearest_blocks(tensors.read(name, start, stop), block_size))
     return side_by_side(parts)
 
 
@@ -69,6 +78,15 @@ def side_by_side(parts: list[FourBits]) -> FourBits:
         zero_points=np.concatenate([part.zero_points for part in parts]),
         rests=np.concatenate([part.rests for part in parts]),
     )
+
+
+def own_blocks(tensors: Tensors, modules: Iterable[str]) -> str | None:
+    """Return the type of the first blocks that would be kept, None where there are none."""
+    for module in modules:
+        source = tensors.read_quantised(f"{module}.weight", 0, 1)
+        if source is not None and source.kind in _UNPACKERS:
+            return source.kind
+    return None
 
 
 def keep_blocks(source: SourceRows) -> FourBits | None:
@@ -83,21 +101,21 @@ def keep_blocks(source: SourceRows) -> FourBits | None:
     return FourBits(_packed(codes), scales, zero_points.astype(np.uint8), rests)
 
 
-def nearest_blocks(matrix: Float32) -> FourBits:
+def nearest_blocks(matrix: Float32, block_size: int) -> FourBits:
     """Return symmetric blocks close to ``matrix``, float32 ``[rows, columns]``.
 
     A last block that is not full is filled with zeros.
     """
     rows, columns = matrix.shape
-    blocks = -(-columns // BLOCK)
-    padded = np.zeros((rows, blocks * BLOCK), np.float32)
+    blocks = -(-columns // block_size)
+    padded = np.zeros((rows, blocks * block_size), np.float32)
     padded[:, :columns] = matrix
-    codes = np.empty((rows, blocks, _HALF_BYTES), np.uint8)
+    codes = np.empty((rows, blocks, block_size // 2), np.uint8)
     scales = np.empty((rows, blocks), np.float32)
-    step = max(1, _FIT_ELEMENTS // (blocks * BLOCK))
+    step = max(1, _FIT_ELEMENTS // (blocks * block_size))
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        fitted, scales[part] = _fit(padded[part].reshape(-1, blocks, BLOCK))
+        fitted, scales[part] = _fit(padded[part].reshape(-1, blocks, block_size))
         codes[part] = _packed(fitted)
     return FourBits(codes, scales, np.full_like(scales, MIDDLE, np.uint8), np.zeros_like(scales))
 
@@ -148,14 +166,14 @@ def _candidates(values: Float32, largest: Float32) -> Iterator[tuple[Float32, Fl
 
 def _unpack_q4_0(data: UInt8) -> tuple[UInt8, Float32, Float32]:
     """Return codes, scales and offsets: a scale in float16, then the codes of half a block each."""
-    blocks = data.reshape(len(data), -1, 2 + _HALF_BYTES)
+    blocks = data.reshape(len(data), -1, 2 + _OWN_BYTES)
     scales = _float16(blocks, 0)
     return _halves(blocks[..., 2:]), scales, scales * np.float32(-MIDDLE)
 
 
 def _unpack_q4_1(data: UInt8) -> tuple[UInt8, Float32, Float32]:
     """Return codes, scales and offsets: as in Q4_0, with the offset after the scale."""
-    blocks = data.reshape(len(data), -1, 4 + _HALF_BYTES)
+    blocks = data.reshape(len(data), -1, 4 + _OWN_BYTES)
     return _halves(blocks[..., 4:]), _float16(blocks, 0), _float16(blocks, 2)
 
 

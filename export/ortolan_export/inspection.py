@@ -96,8 +96,9 @@ def _model(bundle: Bundle) -> Iterator[str]:
 
 
 def _precision(manifest: Manifest) -> str:
-    level = manifest.int4_accuracy_level
+    level, block_size = manifest.int4_accuracy_level, manifest.int4_block_size
     detail = "" if level is None else f", accuracy level {level}"
+    detail += "" if block_size is None else f", blocks of {block_size}"
     alone = "by itself" if manifest.single_row_exact else "beside a spare row where needed"
     return f"{manifest.precision}{detail}; a lone row runs {alone}, to have the bits of a batch"
 

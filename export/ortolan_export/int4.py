@@ -1,4 +1,4 @@
-"""Weights in 4 bits by blocks of 32, on the CPU with activations in 8 bits by the same blocks.
+"""Weights in 4 bits by blocks, on the CPU with activations in 8 bits by the same blocks.
 
 Embedding and head stay int8, or fp16 on CUDA, which has no kernel for our int8: they decide the
 tokens, and a small model's are a third of its weight.
@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortolan_export.fourbits import (
-    BLOCK,
+    OWN_BLOCK_SIZE,
     FourBits,
     nearest_blocks,
     packed_zero_points,
@@ -22,14 +22,12 @@ from ortolan_export.fourbits import (
 )
 from ortolan_export.graph import MICROSOFT
 from ortolan_export.operators import DecoderGraph
-from ortolan_export.quantize import ExpertBits, Int8Linears, Linears, add_bias
-from ortolan_export.source import Tensors
+from ortolan_export.quantize import ExpertWeights, Int8Linears, Linears, add_bias
+from ortolan_export.source import BlockSize, Tensors
 
 
 class Int4Linears:
     """4-bit layers between an embedding and a head that are ``outer``'s, by default in int8."""
-
-    expert_bits: ExpertBits = 4
 
     def __init__(
         self,
@@ -38,21 +36,25 @@ class Int4Linears:
         *,
         outer: Linears | None = None,
         accuracy_level: int = 4,
+        block_size: BlockSize = OWN_BLOCK_SIZE,
     ) -> None:
         """``accuracy_level`` 4 multiplies whole numbers, twice as fast as the float32 of 0."""
+        self.experts = ExpertWeights(4, block_size)
         self._graph = graph
         self._tensors = tensors
         self._accuracy_level = accuracy_level
+        self._block_size = block_size
         self._outer = outer or Int8Linears(graph, tensors)
         self._with_sums: dict[str | None, ir.Value] = {}
 
     def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
         """Return the product with the packed weights, with the bias added after."""
-        weight = side_by_side([read_four_bits(self._tensors, module) for module in modules])
+        tensors, block_size = self._tensors, self._block_size
+        weight = side_by_side([read_four_bits(tensors, module, block_size) for module in modules])
         columns = self._tensors.shapes[f"{modules[0]}.weight"][1]
         if weight.has_rests:
             x, weight = self._beside_sums(x, columns), _beside_rests(weight)
-            columns += columns // BLOCK
+            columns += columns // block_size
         product = self._product(name, x, weight, columns)
         return add_bias(self._graph, self._tensors, name, product, modules)
 
@@ -88,15 +90,16 @@ class Int4Linears:
             K=columns,
             N=len(weight.scales),
             bits=4,
-            block_size=BLOCK,
+            block_size=weight.block_size,
             accuracy_level=self._accuracy_level,
         )
 
     def _beside_sums(self, x: ir.Value, columns: int) -> ir.Value:
         """Return ``x`` with the sums of its blocks as further columns."""
         if x.name not in self._with_sums:
-            graph, blocks = self._graph, columns // BLOCK
-            apart = graph.op("Reshape", x, graph.constant([0, 0, blocks, BLOCK], np.int64))
+            graph, size = self._graph, self._block_size
+            shape = graph.constant([0, 0, columns // size, size], np.int64)
+            apart = graph.op("Reshape", x, shape)
             sums = graph.op("ReduceSum", apart, graph.constant([-1], np.int64), keepdims=0)
             self._with_sums[x.name] = graph.op("Concat", x, sums, axis=-1)
         return self._with_sums[x.name]
@@ -107,7 +110,7 @@ def _beside_rests(weight: FourBits) -> FourBits:
 
     Rests are at most half a step, so that 4 bits of them are as good as 9 bits of the whole.
     """
-    rests = nearest_blocks(weight.rests)
+    rests = nearest_blocks(weight.rests, weight.block_size)
     return FourBits(
         codes=np.concatenate([weight.codes, rests.codes], axis=1),
         scales=np.concatenate([weight.scales, rests.scales], axis=1),

@@ -21,6 +21,7 @@ from ortolan_export.finishing import (
     within_vocabulary,
     write_texts,
 )
+from ortolan_export.fourbits import OWN_BLOCK_SIZE, own_blocks
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.progress import Report, counting, say_nothing
@@ -28,6 +29,7 @@ from ortolan_export.sample import TEXT
 from ortolan_export.source import (
     INT4_PRECISIONS,
     AccuracyLevel,
+    BlockSize,
     CheckedTensors,
     Checkpoint,
     NativePrecision,
@@ -55,6 +57,7 @@ def export(
     name: str | None = None,
     context_length: int | None = None,
     int4_accuracy_level: AccuracyLevel | None = None,
+    int4_block_size: BlockSize | None = None,
     engines: Engines | None = None,
     report: Report = say_nothing,
 ) -> Manifest:
@@ -63,15 +66,17 @@ def export(
     ``source`` is a Hugging Face directory or a GGUF file; ``precision`` defaults to the first of
     the ``target``'s; ``name`` to the source's own; ``context_length`` to the model's;
     ``int4_accuracy_level`` 4, the default on the CPU, quantises the activations of 4-bit layers to
-    8 bits, 0 leaves them; ``engines`` are those that TensorRT will build. A bundle already at
+    8 bits, 0 leaves them; ``int4_block_size``, by default 32, is how many of their weights share a
+    scale, more only at level 0; ``engines`` are those that TensorRT will build. A bundle already at
     ``out`` is replaced in the last moment. ``report`` is told (stage, units done, units in all).
     Raises ExportError, BundleError.
     """
-    stored = _storage(target, precision, int4_accuracy_level)
+    stored = _storage(target, precision, int4_accuracy_level, int4_block_size)
     plan = plan_engines(target, engines, stored.precision)
     checkpoint = open_checkpoint(source)
     decoder = plan_decoder(checkpoint, context_length)
     check_decoder(decoder, target, stored.precision)
+    _check_own_blocks(decoder, checkpoint, stored)
     _check_tied_head(decoder, checkpoint)
     texts = within_vocabulary(checkpoint.texts(), decoder.vocab_size)
     tokenizer = checked_tokenizer(texts, decoder.vocab_size)
@@ -106,17 +111,34 @@ def open_checkpoint(source: Path) -> Checkpoint:
 
 
 def _storage(
-    target: Device, precision: NativePrecision | None, accuracy_level: AccuracyLevel | None
+    target: Device,
+    precision: NativePrecision | None,
+    accuracy_level: AccuracyLevel | None,
+    block_size: BlockSize | None,
 ) -> Storage:
     """Return how weights are stored. Raises ExportError for what the target does not take."""
     chosen = choose_precision(target, precision)
-    _refuse_int4_options(chosen, {"--int4-accuracy-level": accuracy_level})
+    _refuse_int4_options(
+        chosen, {"--int4-accuracy-level": accuracy_level, "--int4-block-size": block_size}
+    )
     if target != "cpu" and accuracy_level == 4:
         raise ExportError(
             f"--int4-accuracy-level for {target} must be 0, got 4: activations stay in fp16 there"
         )
     level: AccuracyLevel = 0 if target != "cpu" else 4 if accuracy_level is None else accuracy_level
-    return Storage(precision=chosen, target=target, int4_accuracy_level=level)
+    if level == 4 and block_size not in (None, 32):
+        # Tried on AVX-512 VNNI with onnxruntime 1.32: its kernels for one row and for two disagree.
+        raise ExportError(
+            f"--int4-block-size must be 32 at --int4-accuracy-level 4, got {block_size}: the last "
+            "of an odd number of rows would round otherwise than among others; add "
+            "--int4-accuracy-level 0, or leave it out"
+        )
+    return Storage(
+        precision=chosen,
+        target=target,
+        int4_accuracy_level=level,
+        int4_block_size=32 if block_size is None else block_size,
+    )
 
 
 def _refuse_int4_options(precision: NativePrecision, options: Mapping[str, int | None]) -> None:
@@ -129,6 +151,22 @@ def _refuse_int4_options(precision: NativePrecision, options: Mapping[str, int |
                 f"{option} {value} is for --precision {' or '.join(INT4_PRECISIONS)}, "
                 f"got {precision}: leave it out"
             )
+
+
+def _check_own_blocks(decoder: Decoder, checkpoint: Checkpoint, stored: Storage) -> None:
+    """Raise ExportError where the source's own blocks, which are kept, have another size."""
+    if not stored.has_int4 or stored.int4_block_size == OWN_BLOCK_SIZE:
+        return
+    outer = (decoder.names.embedding, decoder.names.head)
+    named = (name.rpartition(".") for name, shape in checkpoint.shapes.items() if len(shape) == 2)
+    modules = (module for module, _, kind in named if kind == "weight" and module not in outer)
+    kind = own_blocks(CheckedTensors(checkpoint, lambda elements: None), modules)
+    if kind is not None:
+        raise ExportError(
+            f"--int4-block-size must be {OWN_BLOCK_SIZE} for {checkpoint.origin}, "
+            f"got {stored.int4_block_size}: its {kind} blocks are kept as they are; leave it out, "
+            "or export the model's safetensors or a GGUF file in F16 or Q8_0"
+        )
 
 
 def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint) -> None:
@@ -164,6 +202,7 @@ def _describe(
         target=stored.target,
         engines=engines,
         int4_accuracy_level=stored.int4_accuracy_level if stored.has_int4 else None,
+        int4_block_size=stored.int4_block_size if stored.has_int4 else None,
         context_length=decoder.context_length,
         vocab_size=decoder.vocab_size,
         layers=decoder.layers,

@@ -24,6 +24,7 @@ from ortolan_export.rows import write_rows_graph
 from ortolan_export.source import (
     INT4_PRECISIONS,
     AccuracyLevel,
+    BlockSize,
     Element,
     NativePrecision,
     Tensors,
@@ -48,6 +49,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     precision: NativePrecision
     target: Device = "cpu"
     int4_accuracy_level: AccuracyLevel = 4
+    int4_block_size: BlockSize = 32
 
     @property
     def element(self) -> Element:
@@ -123,7 +125,13 @@ def write_graphs(folder: Path, source: Source, stored: Storage) -> None:
 def _int4_linears(stored: Storage, graph: DecoderGraph, tensors: Tensors) -> Linears:
     """Return 4-bit layers with embedding and head in int8, or, where that has no kernel, fp16."""
     outer = None if stored.target == "cpu" else FloatLinears(graph, tensors)
-    return Int4Linears(graph, tensors, outer=outer, accuracy_level=stored.int4_accuracy_level)
+    return Int4Linears(
+        graph,
+        tensors,
+        outer=outer,
+        accuracy_level=stored.int4_accuracy_level,
+        block_size=stored.int4_block_size,
+    )
 
 
 def _flattened(tensors: Tensors, source: Source, stored: Storage) -> Prepared:

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from ortolan_export.graph import MICROSOFT
 from ortolan_export.operators import DecoderGraph
-from ortolan_export.source import Array, Float32, Tensors, row_slices
+from ortolan_export.source import Array, BlockSize, Float32, Tensors, row_slices
 
 _LOOKUP_LIMIT = 127  # a table that is only looked up meets no integer product
 _SMALLEST_SCALE = 1e-30  # a row of zeros, or nearly, would divide by zero
 _BLOCK_ELEMENTS = 1 << 16  # how much is quantised at once: what a CPU's cache holds
 
 Int8 = NDArray[np.int8]
-ExpertBits = Literal[4, 8, 32]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -47,12 +46,19 @@ UNEVEN = Limits(127, 64)
 FLAT = Limits(90, 91)
 
 
+class ExpertWeights(msgspec.Struct, frozen=True):
+    """In how many bits the weights of experts are kept; those of 4 in blocks of ``block_size``."""
+
+    bits: Literal[4, 8, 32]
+    block_size: BlockSize = 32
+
+
 class Linears(Protocol):
-    """How weights are stored and multiplied at one precision; experts in ``expert_bits``."""
+    """How weights are stored and multiplied at one precision."""
 
     @property
-    def expert_bits(self) -> ExpertBits:
-        """Return in how many bits the weights of experts are kept."""
+    def experts(self) -> ExpertWeights:
+        """Return how the weights of experts are kept."""
 
     def linear(self, name: str, x: ir.Value, modules: Sequence[str]) -> ir.Value:
         """Return the outputs of ``modules`` for ``x``, packed side by side."""
@@ -74,7 +80,7 @@ class FloatLinears:
     """Weights as they are, in the graph's element type and the checkpoint's own orientation
     ``[out, in]``."""
 
-    expert_bits: ExpertBits = 32
+    experts = ExpertWeights(32)
 
     def __init__(self, graph: DecoderGraph, tensors: Tensors) -> None:
         self._graph = graph
@@ -121,7 +127,7 @@ class Int8Linears:
     ``flat`` are the modules whose inputs have no outliers.
     """
 
-    expert_bits: ExpertBits = 8
+    experts = ExpertWeights(8)
 
     def __init__(
         self, graph: DecoderGraph, tensors: Tensors, flat: Collection[str] = frozenset()

@@ -23,8 +23,10 @@ Float32 = NDArray[np.float32]
 Element = type[np.float32] | type[np.float16]  # of activations
 NativePrecision = Literal["int8", "int4", "int8+int4", "fp32", "fp16"]
 AccuracyLevel = Literal[0, 4]  # of the operator MatMulNBits: activations in float32 or 8 bits
+BlockSize = Literal[32, 64, 128]  # of that operator: neighbouring weights that share a scale
 PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "int8+int4", "fp32", "fp16")
 INT4_PRECISIONS: tuple[NativePrecision, ...] = ("int4", "int8+int4")
+BLOCK_SIZES: tuple[BlockSize, ...] = (32, 64, 128)
 
 _SLICE_ELEMENTS = 1 << 24  # 64 MB as float32
 

@@ -154,7 +154,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``single_row_exact`` says that one row alone gives the same bits as that row in a batch; false
     for formats whose one-row kernel rounds differently (int4, fp32), which the runtime then avoids.
     ``int4_accuracy_level`` is that of the operator MatMulNBits: 4 quantises activations to 8 bits,
-    0 does not; null where no layer is in 4 bits.
+    0 does not; ``int4_block_size`` is how many weights share a scale. Both are null where no layer
+    is in 4 bits, the size also in bundles older than it.
     ``prefill_graph`` is the file of a second graph with the same inputs and outputs, which computes
     prompts (prefill, scoring) while ``model.onnx`` decodes, over one KV cache; null for a bundle
     whose one graph does both. ``single_row_exact`` then speaks of decoding: a second graph is int8.
@@ -171,6 +172,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     target: Device = "cpu"
     engines: EnginePlan | None = None
     int4_accuracy_level: int | None = None
+    int4_block_size: int | None = None
     context_length: int
     vocab_size: int
     layers: int

@@ -16,7 +16,7 @@ from refusals import resave
 from foreign_graphs import write_config, write_export
 from ortolan_export.adopt import adopt
 from ortolan_export.config import Config
-from ortolan_export.foreign import may_have_windows
+from ortolan_export.foreign import load_graph, may_have_windows, read_graph
 from ortolan_export.probing import Probe
 from ortolan_runtime.bundle import open_bundle
 from ortolan_server.cli import main
@@ -112,6 +112,27 @@ def test_the_manifest_tells_what_graph_and_texts_say(exported: WriteExport, tmp_
     assert (manifest.bos_token_id, manifest.eos_token_ids) == (257, (256,))
     assert len(manifest.golden) == 3
     assert open_bundle(tmp_path / "bundle").manifest == manifest
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_the_manifest_tells_how_4_bit_layers_are_kept(
+    block_size: int, exported: WriteExport, tmp_path: Path
+) -> None:
+    manifest = adopt(exported(block_size=block_size), tmp_path / "bundle")
+    assert manifest.precision == "int4"
+    assert (manifest.int4_accuracy_level, manifest.int4_block_size) == (0, block_size)
+
+
+def test_layers_of_the_same_operator_in_8_bits_are_no_4_bit_layers(exported: WriteExport) -> None:
+    folder = exported(block_size=32)
+    model = load_graph(folder / "model.onnx")
+    for node in model.graph:
+        if node.op_type == "MatMulNBits":
+            node.attributes["bits"] = ir.AttrInt64("bits", 8)
+    config = json.loads((folder / "config.json").read_text())
+    found = read_graph(model, Config(config, origin="config.json"))
+    assert found.precision == "int8"
+    assert (found.int4_accuracy_level, found.int4_block_size) == (None, None)
 
 
 def test_a_bundle_is_plain_files_and_the_export_stays_as_it_was(

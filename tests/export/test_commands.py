@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from families import FAMILIES
@@ -40,6 +42,17 @@ def test_inspect_tells_what_a_bundle_is_and_needs(
     assert lines["BOS, EOS"] == "257, [256]"
     assert "GroupQueryAttention" in lines["com.microsoft"]
     assert lines["memory of a sequence"] == "512 bytes a token, 0.066 MB in a full context"
+
+
+@pytest.mark.parametrize(("size", "said"), [(32, ", blocks of 32;"), (None, "accuracy level 4;")])
+def test_inspect_tells_of_4_bit_layers_what_the_manifest_knows(
+    size: int | None, said: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = open_bundle(bundle).manifest
+    four: Any = {"precision": "int4", "int4_accuracy_level": 4, "int4_block_size": size}
+    write_manifest(bundle, msgspec.structs.replace(manifest, **four))
+    assert main(["inspect", str(bundle)]) == 0
+    assert said in _lines(capsys)["precision"]
 
 
 def test_the_weights_that_inspect_lists_are_the_data_file(

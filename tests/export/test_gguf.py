@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
-from ortolan_export.errors import UnsupportedModel
+from ortolan_export.errors import ExportError, UnsupportedModel
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME
@@ -19,6 +19,7 @@ from ortolan_runtime.bundle import GRAPH_NAME, WEIGHTS_NAME
 _ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
+_LARGE: Any = {"int4_accuracy_level": 0, "int4_block_size": 64}
 _LINEAR = {"rope_type": "linear", "factor": 8.0}
 _GEMMA = {
     "head_dim": 32,
@@ -188,6 +189,30 @@ def test_quantised_tensors_are_undone(kind: str, make_checkpoint: Any, tmp_path:
     for name in original.shapes:
         np.testing.assert_allclose(source.read(name), original.read(name), atol=5e-3)
         np.testing.assert_array_equal(source.read(name, 3, 5), source.read(name)[3:5])
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_other_blocks_than_the_files_own_are_refused_before_anything_is_written(
+    kind: str, make_checkpoint: Any, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("llama")
+    file = _write_gguf(checkpoint, tmp_path / "m.gguf", gguf.GGMLQuantizationType[kind])
+    with pytest.raises(ExportError) as caught:
+        export(file, tmp_path / "out", precision="int8+int4", **_LARGE)
+    assert str(caught.value) == (
+        f"--int4-block-size must be 32 for m.gguf, got 64: its {kind} blocks are kept as they are; "
+        "leave it out, or export the model's safetensors or a GGUF file in F16 or Q8_0"
+    )
+    assert list(tmp_path.iterdir()) == [file]
+    assert export(file, tmp_path / "b", precision="int4", int4_block_size=32).int4_block_size == 32
+
+
+def test_a_file_without_blocks_of_its_own_takes_any_block_size(
+    make_checkpoint: Any, tmp_path: Path
+) -> None:
+    quantised = gguf.GGMLQuantizationType.Q8_0
+    file = _write_gguf(make_checkpoint("llama"), tmp_path / "m.gguf", quantised)
+    assert export(file, tmp_path / "b", precision="int4", **_LARGE).int4_block_size == 64
 
 
 def test_rope_frequencies_from_the_file_are_used(make_checkpoint: Any, tmp_path: Path) -> None:

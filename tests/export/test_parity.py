@@ -74,6 +74,23 @@ def test_experts_are_kept_in_the_bits_of_the_precision(
     assert [weights["fp32"] * bits // 32 for bits in sizes.values()] == list(weights.values())
 
 
+@pytest.mark.parametrize(
+    ("inner", "asked", "got"), [(128, 64, 64), (128, 128, 128), (64, 128, 64), (96, 64, 32)]
+)
+def test_experts_have_the_largest_blocks_that_divide_their_rows(
+    inner: int, asked: Any, got: int, make_checkpoint: Any, reference_of: Any, tmp_path: Path
+) -> None:
+    family, config = FAMILIES["mixtral"]
+    checkpoint = make_checkpoint(family, **config, hidden_size=128, intermediate_size=inner)
+    options: Any = {"int4_accuracy_level": 0, "int4_block_size": asked}
+    export(checkpoint, tmp_path / "out", precision="int4", **options)
+    graph = ir.load(tmp_path / "out" / GRAPH_NAME).graph
+    sizes = {n.attributes["block_size"].as_int() for n in graph if n.op_type == "QMoE"}
+    assert sizes == {got}
+    assert relative_error(tmp_path / "out", reference_of(checkpoint)) < 0.7
+    assert has_the_same_bits_in_chunks(tmp_path / "out", reference_of(checkpoint))
+
+
 def _bytes_of(bundle: Path, kind: str) -> int:
     graph = ir.load(bundle / GRAPH_NAME).graph
     return sum(

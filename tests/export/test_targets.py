@@ -131,6 +131,18 @@ def test_int4_for_cuda_loses_no_more_than_on_the_cpu(
     assert errors[1] < 1.02 * errors[0]
 
 
+def test_int4_for_cuda_takes_larger_blocks(
+    make_checkpoint: Any, reference_of: Any, tmp_path: Path
+) -> None:
+    checkpoint = _checkpoint(make_checkpoint, "llama")
+    options: Any = {"precision": "int4", "int4_block_size": 64}
+    export(checkpoint, tmp_path / "cpu", int4_accuracy_level=0, **options)
+    assert export(checkpoint, tmp_path / "cuda", target="cuda", **options).int4_block_size == 64
+    reference = reference_of(checkpoint)
+    errors = [relative_error(tmp_path / name, reference) for name in ("cpu", "cuda")]
+    assert errors[1] < 1.02 * errors[0]
+
+
 def test_the_caches_for_tensorrt_are_static_and_shapes_are_never_computed(
     make_checkpoint: Any, tmp_path: Path
 ) -> None:
@@ -182,6 +194,20 @@ def test_a_bundle_for_tensorrt_has_profiles_for_decoding_and_for_prompts(
         (
             {"int4_accuracy_level": 4},
             "--int4-accuracy-level 4 is for --precision int4 or int8+int4, got int8: leave it out",
+        ),
+        (
+            {"precision": "fp32", "int4_block_size": 32},
+            "--int4-block-size 32 is for --precision int4 or int8+int4, got fp32: leave it out",
+        ),
+        (
+            {"precision": "int8+int4", "int4_block_size": 64},
+            "--int4-block-size must be 32 at --int4-accuracy-level 4, got 64: the last of an odd "
+            "number of rows would round otherwise than among others; add --int4-accuracy-level 0, "
+            "or leave it out",
+        ),
+        (
+            {"target": "tensorrt", "int4_block_size": 64},
+            "--int4-block-size 64 is for --precision int4 or int8+int4, got fp16: leave it out",
         ),
         (
             {"engines": Engines()},

@@ -159,6 +159,7 @@ def test_without_optimum_the_error_says_what_to_install(
         (["--precision", "int8"], "--precision must be fp32 with --via optimum, got int8"),
         (["--for", "cuda"], "--for must be cpu with --via optimum, got cuda"),
         (["--int4-accuracy-level", "0"], "--int4-accuracy-level must be left out"),
+        (["--int4-block-size", "32"], "--int4-block-size must be left out with --via optimum, got"),
         (["--engine-rows", "4"], "--engine-rows must be left out"),
     ],
 )

@@ -188,6 +188,11 @@ def test_a_manifest_with_a_field_that_is_not_known_is_refused(sound: Path) -> No
     assert "unknown field `extra`" in refusal(sound)
 
 
+def test_a_bundle_older_than_the_size_of_4_bit_blocks_is_opened(sound: Path) -> None:
+    edit(sound, lambda document: document.pop("int4_block_size"))
+    assert open_bundle(sound).manifest.int4_block_size is None
+
+
 def test_another_format_version_says_so_whatever_else_has_changed(sound: Path) -> None:
     (sound / "bundle.json").write_text('{"format_version": 2, "anything": "else"}')
     message = refusal(sound)

@@ -10,13 +10,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import Outcome, Sink, alone, engine_on, mixed_requests, request, together
 
 from ortolan_export.native import export
 
-PRECISIONS = ["int8", "int4", "fp32"]
+PRECISIONS = ["int8", "int4", "int4 by 64", "fp32"]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +27,12 @@ def bundles(
     glass_checkpoint: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
-    int4 = tmp_path_factory.mktemp("int4") / "glass"
-    export(glass_checkpoint, int4, precision="int4")
-    return {"int8": glass_bundle, "int4": int4, "fp32": glass_bundle_fp32}
+    folder = tmp_path_factory.mktemp("int4")
+    four = {"int4": folder / "by-32", "int4 by 64": folder / "by-64"}
+    export(glass_checkpoint, four["int4"], precision="int4")
+    options: Any = {"int4_accuracy_level": 0, "int4_block_size": 64}
+    export(glass_checkpoint, four["int4 by 64"], precision="int4", **options)
+    return {"int8": glass_bundle, **four, "fp32": glass_bundle_fp32}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ortolan_export.commands.making import add_bundle_options, make
 from ortolan_export.errors import ExportError, UnsupportedModel
 from ortolan_export.progress import Report
-from ortolan_export.source import PRECISIONS
+from ortolan_export.source import BLOCK_SIZES, PRECISIONS
 from ortolan_export.targets import TARGETS, Engines
 from ortolan_runtime.bundle import Manifest
 
@@ -58,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="4 quantises the activations of 4-bit layers to 8 bits, twice as fast; "
         "0 leaves them in floating point (default: 4, on a GPU 0)",
     )
+    add(
+        "--int4-block-size",
+        type=int,
+        choices=BLOCK_SIZES,
+        help="how many weights of a 4-bit layer share a scale; more are smaller and less close, at "
+        "accuracy level 0 alone and not for a GGUF file's own blocks (default: 32)",
+    )
     usual = Engines()
     add(
         "--engine-rows",
@@ -94,6 +101,7 @@ def _natively(arguments: argparse.Namespace, report: Report) -> Manifest:
             name=arguments.name,
             context_length=arguments.context_length,
             int4_accuracy_level=arguments.int4_accuracy_level,
+            int4_block_size=arguments.int4_block_size,
             engines=_engines(arguments),
             report=report,
         )
@@ -110,6 +118,7 @@ def _via_optimum(arguments: argparse.Namespace, report: Report) -> Manifest:
         ("--precision", arguments.precision, "fp32"),
         ("--for", arguments.target, "cpu"),
         ("--int4-accuracy-level", arguments.int4_accuracy_level, "left out"),
+        ("--int4-block-size", arguments.int4_block_size, "left out"),
         ("--engine-rows", arguments.engine_rows, "left out"),
         ("--engine-chunk", arguments.engine_chunk, "left out"),
     ):
