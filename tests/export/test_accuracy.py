@@ -24,7 +24,7 @@ def test_the_table_goes_between_the_marks_of_a_document(
     text, document = tmp_path / "text", tmp_path / "document.md"
     text.write_text("A bird in the hand is worth two in the bush. " * 30)
     document.write_text(_DOCUMENT)
-    arguments = ["--tokens", "1024", "--precisions", "int8", _FOUR, "--text", text]
+    arguments = ["--anew", "--tokens", "1024", "--precisions", "int8", _FOUR, "--text", text]
     command = [sys.executable, _SCRIPT, source, *arguments, "--write", document]
     subprocess.run(command, check=True, capture_output=True)
     before, _, after = document.read_text().partition("<!-- accuracy begins -->\n")
