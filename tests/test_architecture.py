@@ -66,7 +66,9 @@ def imports_in(source: str, file: str) -> list[Import]:
 
 
 def files_of(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+    """Return the folder's modules, and the scripts, whose names have no suffix."""
+    files = (ROOT / folder).rglob("*")
+    return sorted(file for file in files if file.suffix in ("", ".py") and file.is_file())
 
 
 def imports_of(part: str) -> list[Import]:

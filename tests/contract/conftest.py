@@ -12,15 +12,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripted import (
     LIKELY,
@@ -71,9 +68,8 @@ def strict(plain_bundle: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def narrow(plain_bundle: Path) -> Iterator[Server]:
-    """Give a server with one slot, a queue of two and a heartbeat ten times a second."""
-    options = {"slots": 1, "queue_limit": 2}
-    with serving(plain_bundle, options=options, heartbeat_s=0.1, page=False) as server:
+    """Give a server with one slot, a queue of two and no page."""
+    with serving(plain_bundle, options={"slots": 1, "queue_limit": 2}, page=False) as server:
         yield server
 
 

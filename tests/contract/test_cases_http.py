@@ -1,19 +1,15 @@
-"""Known faults of other servers in HTTP itself (cases A-HTTP-*, A-SSE-*)."""
+"""Known faults of other servers in HTTP itself (cases A-HTTP-*)."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
-import openai
 import pytest
 
-from serving import Server, events, joined
+from serving import Server
 
 KEY = "sk-tést-7"  # the key of the server `keyed`
 COMPLETIONS = (
@@ -293,103 +289,6 @@ def test_errors_and_streams_carry_the_origin_too(keyed: Server) -> None:
     assert [answer.status_code for answer in answers] == [401, 400, 404, 200]
     for answer in answers:
         assert answer.headers["access-control-allow-origin"] == ORIGIN
-
-
-@pytest.mark.parametrize("fields", [{}, {"n": 2, "temperature": 1}])
-@pytest.mark.parametrize("has_usage", [False, True])
-def test_the_shape_of_a_stream(plain: Server, fields: dict[str, Any], has_usage: bool) -> None:
-    """A-SSE-01."""
-    options = {"stream_options": {"include_usage": True}} if has_usage else {}
-    chunks = plain.stream("Hi", max_tokens=5, **fields, **options)
-    if has_usage:
-        usage = chunks.pop()
-        assert usage["choices"] == []
-        assert usage["usage"]["completion_tokens"] == 5 * fields.get("n", 1)
-        assert all(chunk["usage"] is None for chunk in chunks)
-    else:
-        assert all("usage" not in chunk for chunk in chunks)
-    for name in ("id", "created", "model", "object", "system_fingerprint"):
-        assert len({chunk[name] for chunk in chunks}) == 1
-    assert abs(chunks[0]["created"] - time.time()) < 60
-    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
-    assert [reason for reason in reasons if reason is not None] == ["length"] * fields.get("n", 1)
-    assert reasons[-1] == "length"
-
-
-def test_no_character_of_the_text_ends_a_line_of_the_stream(actor: Server) -> None:
-    """httpx, like str.splitlines, ends a line at U+0085, U+2028 and U+2029 as well.
-
-    Bytes of other characters are those of U+0085 to clients that are not told that they are UTF-8.
-    """
-    body = actor.body("x" * 140, stream=True, max_tokens=20)
-    with actor.client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.charset_encoding == "utf-8"
-        lines = [line for line in response.iter_lines() if line]
-    assert [line for line in lines if not line.startswith("data: ")] == []
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-    assert joined(chunks) == "a\u2028b\u2029c\x85d"
-
-
-def test_the_openai_package_reads_the_stream(plain: Server) -> None:
-    """A-SSE-01."""
-    with openai.OpenAI(base_url=f"{plain.url}/v1", api_key="x") as client:
-        chunks = list(
-            client.completions.create(
-                model="plain", prompt="Hi", max_tokens=5, temperature=0, stream=True
-            )
-        )
-    assert "".join(chunk.choices[0].text for chunk in chunks) == plain.text("Hi", max_tokens=5)
-
-
-def test_a_silent_stream_is_kept_alive_and_proxies_are_told_not_to_hold_it(
-    narrow: Server,
-) -> None:
-    """A-SSE-02: the one slot is taken, so the second stream waits in silence."""
-    long = narrow.body("x", max_tokens=250, n=2, ignore_eos=True, stream=True)
-    with (
-        ThreadPoolExecutor(1) as pool,
-        narrow.client.stream("POST", "/v1/completions", json=long) as first,
-    ):
-        lines = first.iter_lines()
-        next(lines)
-        second = pool.submit(narrow.client.post, "/v1/completions", json=_short(narrow))
-        time.sleep(0.5)
-        first.close()
-        response = second.result()
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert response.headers["cache-control"] == "no-cache"
-    assert response.headers["x-accel-buffering"] == "no"
-    assert len(events(response.content)) >= 2
-
-
-def test_what_can_be_checked_is_checked_before_a_stream_begins(plain: Server) -> None:
-    """A-SSE-03."""
-    plain.refused(plain.body("Hi", stream=True, temperature=9))
-    plain.refused(plain.body("Hi", stream=True, max_tokens=10**6))
-
-
-def test_a_later_failure_is_an_error_event_and_others_go_on(actor: Server) -> None:
-    """A-SSE-03, logits of NaN after two tokens."""
-    with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(actor.stream, "x", max_tokens=60)
-        raw = actor.raw_stream("/v1/completions", actor.body("x" * 80, stream=True, max_tokens=20))
-    *good, last = events(raw)
-    assert [json.loads(chunk)["choices"][0]["text"] for chunk in good] == ["hello", " world"]
-    assert json.loads(last)["error"]["type"] == "server_error"
-    assert "DONE" not in last
-    assert joined(other.result()).endswith("hello")
-    with openai.OpenAI(base_url=f"{actor.url}/v1", api_key="x", max_retries=0) as client:
-        stream = client.completions.create(
-            model="actor", prompt="x" * 80, max_tokens=20, temperature=0, stream=True
-        )
-        with pytest.raises(openai.APIError):
-            list(stream)
-    assert actor.refused(actor.body("x" * 80, max_tokens=20), status=500)
-    assert actor.text("x", max_tokens=60).endswith("hello")
-
-
-def _short(server: Server) -> dict[str, Any]:
-    return server.body("x", max_tokens=1, stream=True)
 
 
 def _raw(server: Server, headers: bytes) -> bytes:
