@@ -32,7 +32,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What issue 3 asks of ``ours`` against the best of ``theirs``; alone when these are none.
+    """What is asked of ``ours`` against the best of ``theirs``; alone when these are none.
 
     ``bound`` is the least ratio, or the most for a cost.
     """

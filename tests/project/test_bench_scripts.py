@@ -280,6 +280,13 @@ def test_the_comparison_says_what_it_takes() -> None:
     assert "--genai-python" in shown
 
 
+def test_a_quick_comparison_takes_the_threads_that_were_asked_for(tmp_path: Path) -> None:
+    bench = script("bench_peers")
+    given = bench.parser().parse_args(["--quick", "--threads", "3", "--work", str(tmp_path)])
+    work = bench.setup_of(given).work
+    assert (work.threads, work.prompt_tokens) == (3, bench.QUICK.prompt_tokens)
+
+
 @pytest.mark.parametrize(("load", "is_told"), [([0.1, 2.1], False), ([0.1, 4.5], True)])
 def test_a_busy_machine_is_told_of(load: list[float], is_told: bool) -> None:
     bench = script("bench_peers")
