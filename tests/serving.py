@@ -119,7 +119,7 @@ def serving(
     ``options`` are the engine's, ``settings`` the server's; ``headers`` go with every request.
     """
     script = Path(__file__).with_name("serve_bundle.py")
-    # Two threads are enough for any test and leave the machine to the others.
+    # One thread is enough for any test and leaves the machine to the others.
     checked = {"slots": 8, "threads": 1, **(options or {})}
     command = [sys.executable, str(script), ":".join(map(str, bundles)), json.dumps(checked)]
     process = subprocess.Popen(

@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from driving import KEY, OpenTab, Tab
 
-from scripted import by_token, byte_level_tokenizer, readable, write_bundle
 from serving import Server, serving
 
 
@@ -81,14 +79,10 @@ def pair(glass_bundle: Path, tiny_bundle: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def talker(babbling_bundle: Path) -> Iterator[Server]:
     """Give a server behind a key whose model never ends by itself."""
-    tokenizer = byte_level_tokenizer("hello", " world")
-    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
-    folder = tmp_path_factory.mktemp("talker") / "talker"
-    write_bundle(folder, tokenizer, token_table=table, context_length=1 << 16, name="talker")
     headers = {"authorization": f"Bearer {KEY}"}
-    with serving(folder, headers=headers, api_key=KEY) as running:
+    with serving(babbling_bundle, headers=headers, api_key=KEY) as running:
         yield running
 
 

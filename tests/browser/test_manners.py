@@ -6,6 +6,7 @@ from typing import Any
 
 from driving import KEY, OpenTab, Tab
 
+from figures import running
 from serving import Server, wait_until
 
 FOCUSED = "return document.activeElement.id || document.activeElement.className"
@@ -14,13 +15,6 @@ FOCUSED = "return document.activeElement.id || document.activeElement.className"
 def enter_key(tab: Tab, key: str) -> None:
     """Type a key into the dialog that is open."""
     tab.one("#key-input").send_keys(key, "\ue007")
-
-
-def running(server: Server) -> float:
-    """Return how many sequences the server runs."""
-    text = server.client.get("/metrics").text
-    line = next(line for line in text.splitlines() if line.startswith("ortolan_running"))
-    return float(line.split()[1])
 
 
 def press(tab: Tab, *keys: str) -> None:

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from ortolan_runtime.bundle import cache_directory
 from serving import Server, serving
 

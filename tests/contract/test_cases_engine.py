@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from figures import figures
 from ortolan_runtime.engine import Engine, EngineOptions
 from ortolan_runtime.errors import ProviderError
 from serving import Server
@@ -39,11 +40,11 @@ def test_memory_reaches_a_plateau(glass: Server) -> None:
     """A-ORT-02: requests of any length do not add up."""
     draw = random.Random(4)
 
-    def some(count: int) -> int:
+    def some(count: int) -> float:
         with ThreadPoolExecutor(4) as pool:
             for _ in pool.map(lambda n: glass.text([9] * n, max_tokens=128 - n), lengths(count)):
                 pass
-        return resident_kib(glass.process.pid)
+        return figures(glass)["process_resident_memory_bytes"]
 
     def lengths(count: int) -> list[int]:
         return [draw.randrange(1, 120) for _ in range(count)]
@@ -98,9 +99,3 @@ def test_an_architecture_that_is_not_known_is_refused_at_once(
     assert type_name in run.stderr
     assert "Traceback" not in run.stderr
     assert not (tmp_path / "out").exists()
-
-
-def resident_kib(pid: int) -> int:
-    """Return a process's resident memory."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))

@@ -12,20 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripted import by_token, byte_level_tokenizer, readable, write_bundle
+from figures import figures
 from serving import Json, Server, serving
-
-LONG_CONTEXT = 1 << 16
+from sockets import connect, request
 
 
 @pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def endless(babbling_bundle: Path) -> Iterator[Server]:
     """Give a server with one slot and a model that talks for many seconds."""
-    tokenizer = byte_level_tokenizer("Write", " a", " long")
-    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
-    folder = tmp_path_factory.mktemp("endless") / "endless"
-    write_bundle(folder, tokenizer, token_table=table, context_length=LONG_CONTEXT, name="endless")
-    with serving(folder, options={"slots": 1}) as server:
+    with serving(babbling_bundle, options={"slots": 1}) as server:
         yield server
 
 
@@ -36,13 +31,8 @@ def long_body(server: Server, *, is_streamed: bool, prompt: str = "Write a long 
 
 def send(server: Server, body: Json) -> socket.socket:
     """Send a request on a socket of its own and return it."""
-    raw = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(raw)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + raw)
+    connection = connect(server)
+    connection.sendall(request(body=json.dumps(body).encode()))
     return connection
 
 
@@ -113,7 +103,7 @@ def test_memory_does_not_grow_with_clients_that_leave(endless: Server) -> None:
             connection.recv(64)
             connection.close()
         short_latency_s(endless)
-        sizes.append(_resident_kib(endless))
+        sizes.append(figures(endless)["process_resident_memory_bytes"])
     assert sizes[1] < 1.05 * sizes[0]
 
 
@@ -144,8 +134,3 @@ def _watch_health(server: Server, gaps: list[float], stop: threading.Event) -> N
             assert client.get("/health").status_code == 200
             gaps.append(time.monotonic() - start)
             time.sleep(0.02)
-
-
-def _resident_kib(server: Server) -> int:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))

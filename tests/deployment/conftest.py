@@ -11,17 +11,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ortolan_runtime.bundle import cache_directory
-from scripted import write_babbling_bundle
-
-
-@pytest.fixture(scope="session")
-def babbling_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a bundle that never ends by itself, context 65,536: it talks for seconds."""
-    return write_babbling_bundle(tmp_path_factory.mktemp("babbling") / "babbling")
 
 
 @pytest.fixture(scope="session")

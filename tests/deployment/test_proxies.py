@@ -9,7 +9,6 @@ import contextlib
 import re
 import shutil
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,19 +44,6 @@ def server(babbling_bundle: Path) -> Iterator[Server]:
     settings = {"headers": headers, "api_key": KEY, "heartbeat_s": 0.2}
     with serving(babbling_bundle, options=options, **settings) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Give a certificate for localhost and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    made, key = folder / "certificate.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    command += " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    subprocess.run(
-        [*command.split(), "-keyout", str(key), "-out", str(made)], check=True, capture_output=True
-    )
-    return made, key
 
 
 def nginx(tmp_path: Path, certificate: tuple[Path, Path], *ports: int) -> Proxy:

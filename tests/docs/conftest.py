@@ -19,13 +19,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from blocks import ROOT, Block, RunBlock
 
 from ortolan_server.keys import add_key
-from scripted import by_token, byte_level_tokenizer, readable, write_bundle
+from scripted import write_babbling_bundle
 from serving import Server, serving
 
 _LIMIT_S = 120
@@ -39,10 +38,8 @@ _SHIMS = {
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a bundle of a few kilobytes with a context of 2,048."""
-    tokenizer = byte_level_tokenizer("hello", " world")
-    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
     folder = tmp_path_factory.mktemp("bundle") / "tiny"
-    return write_bundle(folder, tokenizer, token_table=table, context_length=2048, name="tiny")
+    return write_babbling_bundle(folder, name="tiny", context_length=2048)
 
 
 @pytest.fixture(scope="session")

@@ -157,7 +157,7 @@ def test_own_blocks_are_told_by_their_type() -> None:
 
 @pytest.fixture(scope="module")
 def bundle(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give an int4 bundle of a random Llama, from a GGUF file's kind of checkpoint."""
+    """Give an int4 bundle of a random Llama with a tied head."""
     out = tmp_path_factory.mktemp("int4") / "out"
     export(make_checkpoint("llama", tie_word_embeddings=True), out, precision="int4")
     return out

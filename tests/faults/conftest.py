@@ -8,19 +8,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scripted import write_babbling_bundle
 from serving import Server, serving
 
 IMPATIENT = {"header_timeout_s": 0.5, "body_timeout_s": 0.5, "stalled_reader_timeout_s": 0.5}
-
-
-@pytest.fixture(scope="session")
-def babbling_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a bundle that never ends by itself, context 65,536: it talks for seconds."""
-    return write_babbling_bundle(tmp_path_factory.mktemp("babbling") / "babbling")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 
 from figures import figures, running
 from ortolan_server.keys import add_key
-from scripted import by_token, byte_level_tokenizer, readable, write_bundle
+from scripted import write_babbling_bundle
 from serving import Server, events, serving, wait_until
 from sockets import completion, connect, read_answer
 
@@ -36,12 +36,8 @@ class Swappable:
 
 @pytest.fixture
 def swappable(babbling_bundle: Path, tmp_path: Path) -> Iterator[Swappable]:
-    """Give a server of `babbling`, and a bundle `other` that always says another word."""
-    tokenizer = byte_level_tokenizer("hello", " world")
-    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
-    other = write_bundle(
-        tmp_path / "other", tokenizer, token_table=table, context_length=512, name="other"
-    )
+    """Give a server of `babbling`, and a bundle `other` with a shorter context."""
+    other = write_babbling_bundle(tmp_path / "other", name="other", context_length=512)
     keys = tmp_path / "keys.json"
     _, secret = add_key(keys, "user")
     _, admin = add_key(keys, "admin", kind="admin")

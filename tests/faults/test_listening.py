@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import ssl
@@ -22,20 +21,6 @@ from serving import Server, serving
 FAILING = Path(__file__).with_name("serve_failing.py")
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Give a certificate for localhost and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    made, key = folder / "certificate.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(made)]
-    subprocess.run([*command.split(), *name, *files], check=True, capture_output=True)
-    return str(made), str(key)
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_address_that_others_reach_needs_keys(host: str, tmp_path: Path) -> None:
     """Or the word that none are wanted."""
@@ -48,10 +33,10 @@ def test_an_address_that_others_reach_needs_keys(host: str, tmp_path: Path) -> N
 
 
 def test_https_is_served_with_a_certificate(
-    babbling_bundle: Path, certificate: tuple[str, str]
+    babbling_bundle: Path, certificate: tuple[Path, Path]
 ) -> None:
     """Streams as well; plain HTTP gets nothing out of it."""
-    made, key = certificate
+    made, key = map(str, certificate)
     with serving(babbling_bundle, tls_certificate=made, tls_key=key) as server:
         assert server.url.startswith("https://")
         context = ssl.create_default_context(cafile=made)

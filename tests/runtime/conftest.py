@@ -12,7 +12,6 @@ from hypothesis import settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engines import engine_on
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from ortolan_runtime.text import Tokenizer
 from ortolan_server.kinds import Facts
 from ortolan_server.observation import UsageRecord
-from scripted import write_babbling_bundle
-
-
-@pytest.fixture(scope="session")
-def babbling_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a bundle that never ends by itself, context 65,536: it talks for seconds."""
-    return write_babbling_bundle(tmp_path_factory.mktemp("babbling") / "babbling")
 
 
 @pytest.fixture(scope="session")

@@ -12,23 +12,14 @@ from pathlib import Path
 import httpx
 
 from ortolan_server.keys import add_key
-from scripted import by_token, byte_level_tokenizer, readable, write_bundle
-
-
-def write_model(folder: Path, name: str, context_length: int) -> Path:
-    """Write a bundle that says anything."""
-    tokenizer = byte_level_tokenizer("hello")
-    table = readable(by_token(tokenizer.get_vocab_size(), {}), tokenizer)
-    return write_bundle(
-        folder, tokenizer, token_table=table, context_length=context_length, name=name
-    )
+from scripted import write_babbling_bundle
 
 
 def test_serve_takes_folders_and_options_from_everywhere(tmp_path: Path) -> None:
     """A folder of bundles and a named one, which share the memory; one is replaced, all end."""
     for name in ("a", "b"):
-        write_model(tmp_path / "models" / name, name, 128)
-    long = write_model(tmp_path / "long", "long", 4096)
+        write_babbling_bundle(tmp_path / "models" / name, name=name, context_length=128)
+    long = write_babbling_bundle(tmp_path / "long", name="long", context_length=4096)
     keys = tmp_path / "keys.json"
     _, admin = add_key(keys, "admin", kind="admin")
     file = tmp_path / "ortolan.toml"

@@ -126,5 +126,5 @@ for options in ({}, {"batch_size": 4}, {"batch_size": 2, "num_concurrent": 4}):
     got = results["greedy"]["perplexity,none"]
     assert abs(got / want - 1) < 1e-3, (got, want)
 remote = {"tokenizer_backend": "remote", "auth_token": API_KEY}
-arguments = evaluate(**remote)
-assert arguments["choice"]["acc,none"] == 1.0, arguments
+results = evaluate(**remote)
+assert results["choice"]["acc,none"] == 1.0, results
