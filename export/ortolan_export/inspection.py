@@ -26,7 +26,7 @@ _KINDS = (
     ("experts", r"experts|router|block_sparse_moe|mlp\.gate\.weight"),
     ("norms", r"norm|\bln_"),
     ("attention", r"\bqkv\b|attn|attention"),
-    ("MLP", r"gate_up|mlp|\bfc[12]\b"),
+    ("MLP", r"mlp|\bfc[12]\b"),
     ("constants", r"^const\."),
 )
 _OTHERS = "others"

@@ -22,23 +22,22 @@ class MLP:
 
     def build(self, layer: int, x: ir.Value) -> ir.Value:
         """Emit what one layer's MLP writes for its input ``x``."""
-        names, linears = self.decoder.names, self.linears
-        inner = self._plain(layer, x) if names.gate is None else self._gated(layer, names.gate, x)
-        down = self.decoder.module(layer, names.down)
-        return linears.linear(down, inner, [down])
+        return self._linear(layer, self.decoder.names.down, self._inner(layer, x))
 
-    def _plain(self, layer: int, x: ir.Value) -> ir.Value:
-        up = self.decoder.module(layer, self.decoder.names.up)
-        return self._activated(self.linears.linear(up, x, [up]))
+    def _inner(self, layer: int, x: ir.Value) -> ir.Value:
+        """Emit what the last layer of the MLP reads: gate and up, or up alone.
 
-    def _gated(self, layer: int, gate_name: str, x: ir.Value) -> ir.Value:
-        """Emit gate and up layers packed into one, and their product."""
-        decoder, graph = self.decoder, self.graph
-        modules = [decoder.module(layer, name) for name in (gate_name, decoder.names.up)]
-        name = decoder.module(layer, "gate_up")
-        packed = self.linears.linear(name, x, modules)
-        gated, raised = graph.op_with(2, "Split", packed, axis=-1, num_outputs=2)
-        return graph.op("Mul", self._activated(gated), raised)
+        Gate and up are two products: to split one for both costs a copy of all that it gives.
+        """
+        names = self.decoder.names
+        if names.gate is None:
+            return self._activated(self._linear(layer, names.up, x))
+        gated = self._activated(self._linear(layer, names.gate, x))
+        return self.graph.op("Mul", gated, self._linear(layer, names.up, x))
+
+    def _linear(self, layer: int, name: str, x: ir.Value) -> ir.Value:
+        module = self.decoder.module(layer, name)
+        return self.linears.linear(module, x, [module])
 
     def _activated(self, x: ir.Value) -> ir.Value:
         return _ACTIVATIONS[self.decoder.activation](self.graph, x)

@@ -83,7 +83,7 @@ def test_the_weights_that_inspect_lists_are_the_data_file(
         ("transformer.h.0.attn.c_proj.weight", "attention"),
         ("transformer.h.0.self_attention.dense.weight", "attention"),
         ("model.layers.0.self_attn.sinks", "attention"),
-        ("model.layers.0.gate_up.scales", "MLP"),
+        ("model.layers.0.mlp.gate_proj.scales", "MLP"),
         ("model.decoder.layers.0.fc2.weight", "MLP"),
         ("transformer.h.0.mlp.dense_h_to_4h.weight", "MLP"),
         ("model.layers.0.experts.down.weight", "experts"),
