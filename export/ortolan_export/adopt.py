@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan_export.config import Config
+from ortolan_export.errors import ExportError
 from ortolan_export.existing import ExistingExport, find_export
 from ortolan_export.finishing import (
     checked_tokenizer,
@@ -25,6 +26,7 @@ from ortolan_export.foreign import (
     quantises_rows_together,
     read_graph,
 )
+from ortolan_export.fourbits import EXACT_BLOCK_SIZE
 from ortolan_export.plaincopy import external_files, weight_bytes, write_plain
 from ortolan_export.probing import Probe
 from ortolan_export.progress import Report, counting, say_nothing
@@ -71,6 +73,7 @@ def adopt_export(
     model = load_graph(found.graph)
     config = Config(found.config, origin=found.config_file.name)
     foreign = read_graph(model, config)
+    _check_blocks(foreign)
     length = choose_context_length(config, context_length)
     texts = within_vocabulary(found.texts, foreign.vocab_size)
     found = msgspec.structs.replace(found, texts=texts)
@@ -98,6 +101,20 @@ def adopt_export(
         if check is not None:
             check(folder, manifest)
         return write_manifest(folder, manifest)
+
+
+def _check_blocks(foreign: ForeignGraph) -> None:
+    """Raise ExportError for 4-bit layers whose rows are known to feel how many there are.
+
+    The probe's tolerance would let the differences pass: they are of the last bits.
+    """
+    size = foreign.int4_block_size
+    if foreign.int4_accuracy_level == 4 and size is not None and size > EXACT_BLOCK_SIZE:
+        raise ExportError(
+            f"4-bit layers at accuracy_level 4 must have blocks of at most {EXACT_BLOCK_SIZE}, got "
+            f"{size}: the last of an odd number of rows would round otherwise than among others; "
+            "choose another graph by --graph, or make one with `ortolan export`"
+        )
 
 
 def _describe(

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from ortolan_export.source import BlockSize, Float32, SourceRows, Tensors, row_slices
 
 OWN_BLOCK_SIZE: BlockSize = 32  # of every type of GGUF that is kept
+# The largest with which MatMulNBits gives a row the same bits among any number of rows at accuracy
+# level 4: with larger ones its kernels for one row and for two disagree, on AVX-512 VNNI in
+# onnxruntime 1.32.
+EXACT_BLOCK_SIZE: BlockSize = 32
 MIDDLE = 8  # the zero point of a symmetric block, which the operator assumes when it is told none
 _LAST_CODE = 15
 _OWN_BYTES = OWN_BLOCK_SIZE // 2

@@ -21,7 +21,7 @@ from ortolan_export.finishing import (
     within_vocabulary,
     write_texts,
 )
-from ortolan_export.fourbits import OWN_BLOCK_SIZE, own_blocks
+from ortolan_export.fourbits import EXACT_BLOCK_SIZE, OWN_BLOCK_SIZE, own_blocks
 from ortolan_export.gguf import GGUFCheckpoint
 from ortolan_export.precisions import Source, Storage, write_graphs
 from ortolan_export.progress import Report, counting, say_nothing
@@ -126,12 +126,11 @@ def _storage(
             f"--int4-accuracy-level for {target} must be 0, got 4: activations stay in fp16 there"
         )
     level: AccuracyLevel = 0 if target != "cpu" else 4 if accuracy_level is None else accuracy_level
-    if level == 4 and block_size not in (None, 32):
-        # Tried on AVX-512 VNNI with onnxruntime 1.32: its kernels for one row and for two disagree.
+    if level == 4 and block_size not in (None, EXACT_BLOCK_SIZE):
         raise ExportError(
-            f"--int4-block-size must be 32 at --int4-accuracy-level 4, got {block_size}: the last "
-            "of an odd number of rows would round otherwise than among others; add "
-            "--int4-accuracy-level 0, or leave it out"
+            f"--int4-block-size must be {EXACT_BLOCK_SIZE} at --int4-accuracy-level 4, got "
+            f"{block_size}: the last of an odd number of rows would round otherwise than among "
+            "others; add --int4-accuracy-level 0, or leave it out"
         )
     return Storage(
         precision=chosen,

@@ -39,6 +39,7 @@ def refusal(
 ) -> str:
     """Return the one line that a command ends with, having checked all that must hold of it."""
     before = sorted(out.parent.iterdir())
+    capsys.readouterr()  # what making the source has said
     assert main([command, str(source), str(out), *options]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -38,6 +38,22 @@ def test_one_scale_for_all_rows_is_refused_with_the_reason_and_the_way_out(
     assert "ortolan export" in line
 
 
+def test_4_bit_layers_whose_rows_feel_how_many_there_are_are_refused(
+    exported: WriteExport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = exported(block_size=64)
+
+    def quantise_activations(model: ir.Model) -> None:
+        for node in model.graph:
+            if node.op_type == "MatMulNBits":
+                node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 4)
+
+    resave(source, quantise_activations)
+    line = _refusal(source, capsys)
+    assert "at accuracy_level 4 must have blocks of at most 32, got 64" in line
+    assert "--graph" in line
+
+
 def test_an_encoder_decoder_is_refused(
     exported: WriteExport, capsys: pytest.CaptureFixture[str]
 ) -> None:
