@@ -36,7 +36,7 @@ CANDIDATES = 256
 # with over 90 % of the mass.
 _LIKELY = 2.0**-11
 # float32 sums against float64 sums: relative slack for "the draw is sure".
-_MASS_SLACK = 1e-5
+_SUM_SLACK = 1e-5
 # Weights that are added up at a time when a place is sought among all.
 _SUMMED = 1024
 
@@ -97,25 +97,36 @@ def top_logprobs(row: Logits, logsumexp: np.float32, count: int) -> list[tuple[i
 
 def _draw_plain(logits: Logits, logsumexp: Row, rows: Sequence[RowState]) -> Ids:
     """Return the tokens of rows without adjustments."""
-    return _draw(logits, logsumexp.astype(np.float64), np.full(len(rows), _MASS_SLACK), rows)
+    return _draw(logits, logsumexp.astype(np.float64), _slack_of(logsumexp), rows)
 
 
 def _draw_edited(raw: Sequence[Row], logsumexp: Row, rows: Sequence[RowState]) -> Ids:
     """Return the tokens of rows after bias, bans and penalties.
 
-    The mass is known for the raw logits, and follows from the tokens that changed. The slack covers
-    that ``logsumexp`` is float32; when it is all that is left, nothing is sure.
+    The mass is known for the raw logits, and follows from the tokens that changed. When its slack
+    is all that is left, nothing is sure.
     """
-    logits = np.stack(raw)
+    logits, slack = np.stack(raw), _slack_of(logsumexp)
     sums = np.empty((len(rows), 2))
     for i, row in enumerate(rows):
         adjust(logits[i], row)
-        sums[i] = _edited_logsumexp(raw[i], logits[i], float(logsumexp[i]))
+        sums[i] = _edited_logsumexp(raw[i], logits[i], float(logsumexp[i]), float(slack[i]))
     return _draw(logits, sums[:, 0], sums[:, 1], rows)
 
 
-def _edited_logsumexp(raw: Row, edited: Row, logsumexp: float) -> tuple[float, float]:
-    """Return the log-sum-exp of an edited row, and the relative slack of the mass it stands for."""
+def _slack_of(logsumexp: Row) -> Floats:
+    """Return the relative slack of the mass that float32 ``logsumexp`` stands for, ``[rows]``.
+
+    Rounding it multiplies the mass: where logits are about 10,000, by up to 1.0005.
+    """
+    return _SUM_SLACK + np.spacing(np.abs(logsumexp)).astype(np.float64)
+
+
+def _edited_logsumexp(raw: Row, edited: Row, logsumexp: float, slack: float) -> tuple[float, float]:
+    """Return the log-sum-exp of an edited row, and the relative slack of the mass it stands for.
+
+    ``logsumexp`` and ``slack`` are the raw row's.
+    """
     changed = np.flatnonzero(raw != edited)
     old, new = raw[changed].astype(np.float64), edited[changed].astype(np.float64)
     peak = max(logsumexp, float(new.max(initial=-np.inf)))
@@ -124,7 +135,7 @@ def _edited_logsumexp(raw: Row, edited: Row, logsumexp: float) -> tuple[float, f
     mass = before - gone + come
     if mass <= 0.0:  # all but nothing, and what is left is lost in rounding
         return peak, math.inf
-    return peak + math.log(mass), _MASS_SLACK * (before + come) / mass
+    return peak + math.log(mass), slack * (before + come) / mass
 
 
 def _draw(logits: Logits, logsumexp: Floats, slack: Floats, rows: Sequence[RowState]) -> Ids:
@@ -161,7 +172,7 @@ def _draw_by_sums(
         )
     )
     total = np.array([[row.sum()] for row in weights], np.float64)
-    mass = Mass(total, _MASS_SLACK * total, rules.temperature)
+    mass = Mass(total, _SUM_SLACK * total, rules.temperature)
     tokens[unsure], is_sure[unsure] = drawn_from_heads(heads, mass, rules)
 
 

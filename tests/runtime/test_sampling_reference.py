@@ -109,7 +109,12 @@ def masked(rng: np.random.Generator, vocab: int) -> np.ndarray:
     return logits
 
 
-SHAPES: list[Rows] = [peaked, broad, flat, tied, masked]
+def far(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    """Logits whose log-sum-exp float32 rounds to a thousandth."""
+    return rng.normal(0, 1.5, vocab) + 10_000
+
+
+SHAPES: list[Rows] = [peaked, broad, flat, tied, masked, far]
 
 truncations = st.builds(
     SamplingParams,
@@ -172,6 +177,21 @@ def test_many_draws_are_spread_as_the_reference_says(shape: Rows, params: Sampli
     used = share * draws > 5
     wanted = share[used] * draws
     assert ((seen[used] - wanted) ** 2 / wanted).sum() < 60
+
+
+@pytest.mark.parametrize("bias", [{}, {2: 1.0}], ids=["plain", "edited"])
+@pytest.mark.parametrize("offset", [0, 300, 10_000, -10_000])
+def test_the_border_between_two_tokens_is_where_their_mass_is(
+    offset: float, bias: dict[int, float]
+) -> None:
+    params = SamplingParams(logit_bias=bias)
+    for gap in np.arange(0.0, 3.0, 0.05):
+        logits = np.array([[offset, offset - gap, -np.inf]], np.float32)
+        weights = np.exp(logits[0].astype(float) - offset)
+        border = weights[0] / weights.sum()
+        draws = (border - 2e-5, border + 2e-5)
+        rows = [RowState(params=params, counts=TokenCounts(), draw=draw) for draw in draws]
+        assert run(np.repeat(logits, 2, axis=0), rows).tokens.tolist() == [0, 1]
 
 
 def test_top_p_of_a_flat_row_keeps_no_more_equals_than_it_needs() -> None:
