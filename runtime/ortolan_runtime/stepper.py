@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ortolan_runtime.events import Ending, Event
+from ortolan_runtime.events import Ending, Event, FinishReason
 from ortolan_runtime.kvcache import KVCache, Tokens
 from ortolan_runtime.logits import Logits, Output
 from ortolan_runtime.model import Model
@@ -111,7 +111,7 @@ class Stepper:
                 self._events.append((id, Event(ending=ending)))
                 continue
             if request.max_tokens == 0 and request.prompt_logprobs is None:
-                self._events.append((id, sequence.finish("length")))
+                self._events.append((id, self._finished(sequence, "length")))
                 continue
             self._sequences[id] = sequence
             self._scheduler.add(sequence.work)
@@ -119,14 +119,8 @@ class Stepper:
     def cancel(self, id: int) -> None:
         """End one sequence, if it has not ended."""
         sequence = self._sequences.get(id)
-        if sequence is None:
-            return
-        try:
-            event = sequence.finish("cancelled")
-        except Exception:
-            logger.exception("the text of sequence %d could not be finished", id)
-            event = sequence.fail(_UNFINISHED)
-        self._end(sequence, event)
+        if sequence is not None:
+            self._end(sequence, self._finished(sequence, "cancelled"))
 
     def cancel_all(self) -> None:
         """End every sequence."""
@@ -186,9 +180,15 @@ class Stepper:
         if sequence.has_begun:  # it was preempted and has its tokens already
             return
         self.statistics.cached_prompt_tokens += sequence.work.cached_tokens
-        self._events.append((sequence.id, sequence.begin()))
+        try:
+            event = sequence.begin()
+        except Exception:
+            logger.exception("the prompt of sequence %d could not be told", sequence.id)
+            self._fail(sequence, _UNREADABLE)
+            return
+        self._events.append((sequence.id, event))
         if sequence.request.max_tokens == 0:
-            self._end(sequence, sequence.finish("length"))
+            self._end(sequence, self._finished(sequence, "length"))
             return
         self._take_tokens([sequence], logits, logsumexp)
 
@@ -338,6 +338,14 @@ class Stepper:
             return [self._draw(sequences[r], logits[r], logsumexp[r])[0] for r in rows]
         pairs = zip(sampled.tokens.tolist(), sampled.is_valid, strict=True)
         return [token if is_valid else _NOT_A_NUMBER for token, is_valid in pairs]
+
+    def _finished(self, sequence: GeneratedSequence, reason: FinishReason) -> Event:
+        """Return the last event of a sequence at an ending that no token brought about."""
+        try:
+            return sequence.finish(reason)
+        except Exception:
+            logger.exception("the text of sequence %d could not be finished", sequence.id)
+            return sequence.fail(_UNFINISHED)
 
     def _tell(self, sequence: GeneratedSequence, event: Event) -> None:
         if event.ending is not None:

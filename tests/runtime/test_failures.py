@@ -62,6 +62,13 @@ class Dying(Seam):
         return super().decode(tokens, past)
 
 
+class Undemanding(Seam):
+    """Takes ids that no model has for token 0."""
+
+    def prefill(self, row: int, tokens: Ids, past: int, positions: Ids) -> Output:
+        return super().prefill(row, np.maximum(tokens, 0), past, positions)
+
+
 class Credulous(Engine):
     """Takes every request, so that our own faults behind the checks can be acted out."""
 
@@ -232,3 +239,18 @@ def test_a_request_that_cannot_be_taken_in_ends_alone(
         bad, *rest = together(engine, [request([-1]), *neighbours()])
         assert bad.ending.reason == "error"
         assert [said(o) for o in rest] == [said(o) for o in sound]
+
+
+def test_a_scored_prompt_that_cannot_be_told_ends_alone(
+    glass_bundle: Path, sound: list[Outcome]
+) -> None:
+    # Only the last ids of a prompt are decoded when a sequence is made; all, when it is scored.
+    with engine_around(glass_bundle, Undemanding, kind=Credulous) as (engine, _):
+        prompt = [-1, *range(5, 15)]
+        bad, *rest = together(engine, [request(prompt, prompt_logprobs=0), *neighbours()])
+        assert (bad.ending.reason, bad.ending.error) == (
+            "error",
+            "the prompt could not be taken in",
+        )
+        assert [said(o) for o in rest] == [said(o) for o in sound]
+        assert engine.is_alive
