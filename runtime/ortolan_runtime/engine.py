@@ -325,11 +325,11 @@ class Engine:
     def _deliver(self, events: Sequence[tuple[int, Event]]) -> None:
         by_sink: dict[int, tuple[EventSink, list[tuple[int, Event]]]] = {}
         with self._lock:
-            for id, event in events:
-                sink = self._live[id]
-                by_sink.setdefault(id_of(sink), (sink, []))[1].append((id, event))
+            for sequence_id, event in events:
+                sink = self._live[sequence_id]
+                by_sink.setdefault(id(sink), (sink, []))[1].append((sequence_id, event))
                 if event.ending is not None:
-                    del self._live[id]
+                    del self._live[sequence_id]
         for sink, batch in by_sink.values():
             try:
                 sink.deliver(batch)
@@ -353,11 +353,6 @@ def _differ_in_choice_alone(one: GenerationRequest, other: GenerationRequest) ->
         return False
     sampling = msgspec.structs.replace(other.sampling, choice=one.sampling.choice)
     return msgspec.structs.replace(other, sampling=sampling) == one
-
-
-def id_of(sink: EventSink) -> int:
-    """Return what tells one sink from another."""
-    return id(sink)
 
 
 def _provider_options(manifest: Manifest, device: Device, options: EngineOptions) -> dict[str, str]:

@@ -3,6 +3,7 @@
     OrtolanError
     ├── BundleError              the bundle is missing, damaged, or of another format
     ├── ProviderError            the execution provider that was asked for is not there
+    ├── MemoryRefused            the system gives no address space for the KV cache
     ├── InvalidParameter         a request's field is out of its range
     │   └── ContextLengthExceeded    prompt and completion do not fit into the context
     ├── EngineBusy               the queue is full; try again later
@@ -24,6 +25,10 @@ class BundleError(OrtolanError):
 
 class ProviderError(OrtolanError):
     """The execution provider that was asked for is not available."""
+
+
+class MemoryRefused(OrtolanError):
+    """The system gives no address space for the KV cache."""
 
 
 class InvalidParameter(OrtolanError):

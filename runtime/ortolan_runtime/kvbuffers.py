@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortolan_runtime.bundle import Manifest
-from ortolan_runtime.errors import OrtolanError
+from ortolan_runtime.errors import MemoryRefused
 from ortolan_runtime.kvmemory import View
 
 Array = npt.NDArray[Any]
@@ -30,10 +30,6 @@ DTYPES: dict[str, type[np.generic]] = {
     "float16": np.float16,
     "int8": np.int8,
 }
-
-
-class MemoryRefused(OrtolanError):
-    """The system gives no address space for the KV cache."""
 
 
 class KVBuffers:

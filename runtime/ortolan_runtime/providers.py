@@ -82,11 +82,8 @@ def ready_device(manifest: Manifest, asked: Device | None) -> Device:
 
     Raises ProviderError and BundleError.
     """
-    if asked is not None:
-        require_device(asked)
-    device = choose_device(manifest, asked)
-    require_device(device)
-    return device
+    require_device(asked or manifest.target)
+    return choose_device(manifest, asked)
 
 
 def open_session(

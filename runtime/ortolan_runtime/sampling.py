@@ -78,21 +78,20 @@ def sample(logits: Logits, logsumexp: Row, rows: Sequence[RowState]) -> Sampled:
     return Sampled(tokens, is_valid)
 
 
-def logprobs_of(logits: Logits, logsumexp: Row, tokens: Ids) -> Row:
-    """Return the raw logprob of one token a row, float32 ``[rows]``."""
-    chosen: Row = logits[np.arange(len(tokens)), tokens] - logsumexp
-    return chosen
+def logprob_of(row: Row, logsumexp: np.float32, token: int) -> float:
+    """Return the raw logprob of one token of a row of logits, a float32 number."""
+    return float(row[token] - logsumexp)
 
 
-def top_logprobs(row: Logits, logsumexp: np.float32, count: int) -> list[tuple[int, float]]:
+def top_logprobs(row: Row, logsumexp: np.float32, count: int) -> list[tuple[int, float]]:
     """Return the ``count`` likeliest (id, raw logprob) of one row of logits, best first.
 
-    The numbers are those of ``logprobs_of``, bit for bit; of equal logits the lower id comes first.
+    The numbers are those of ``logprob_of``, bit for bit; of equal logits the lower id comes first.
     """
     if count == 0:
         return []
-    ids = likeliest(row, min(count, len(row)))
-    return [(int(id), float(row[id] - logsumexp)) for id in ids]
+    ids = likeliest(row, min(count, len(row))).tolist()
+    return [(id, logprob_of(row, logsumexp, id)) for id in ids]
 
 
 def _draw_plain(logits: Logits, logsumexp: Row, rows: Sequence[RowState]) -> Ids:

@@ -11,7 +11,7 @@ from ortolan_runtime.events import Ending, Event, FinishReason, TokenScore
 from ortolan_runtime.logits import Logits
 from ortolan_runtime.params import GenerationRequest
 from ortolan_runtime.randomness import Draws
-from ortolan_runtime.sampling import top_logprobs
+from ortolan_runtime.sampling import logprob_of, top_logprobs
 from ortolan_runtime.scheduler import Work
 from ortolan_runtime.speculation import PromptLookup
 from ortolan_runtime.text import IncrementalDecoder, TextStream, Tokenizer
@@ -94,7 +94,7 @@ class Sequence:
     def push(self, token: int, logits: Logits, logsumexp: np.float32) -> Event:
         """Take the next token; return what there is to tell. ``logits`` is float32 ``[vocab]``."""
         score = self._score(token, logits, logsumexp, self.request.logprobs)
-        self._logprob_sum += float(logits[token] - logsumexp)
+        self._logprob_sum += logprob_of(logits, logsumexp, token)
         self.work.tokens.append(token)
         self._counts.add(token)
         if token in self._eos_ids or token in self._end_ids:
@@ -148,7 +148,7 @@ class Sequence:
         if count is None:
             return TokenScore(token, "")
         top = top_logprobs(logits, logsumexp, count)
-        return TokenScore(token, "", float(logits[token] - logsumexp), tuple(top))
+        return TokenScore(token, "", logprob_of(logits, logsumexp, token), tuple(top))
 
     def _scored_prompt(self) -> tuple[TokenScore, ...]:
         """Return the prompt's tokens with their scores and the text that each completes."""

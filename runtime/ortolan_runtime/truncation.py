@@ -72,10 +72,6 @@ class Mass:
     slack: Floats
     temperature: Floats
 
-    def take(self, places: Ids) -> Mass:
-        """Return the masses of some rows."""
-        return Mass(self.total[places], self.slack[places], self.temperature[places])
-
 
 def rules_of(rows: Sequence[RowState], vocabulary: int) -> Rules:
     """Return the rules of rows of ``vocabulary`` logits; a greedy one is left its likeliest."""

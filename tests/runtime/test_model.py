@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ortolan_runtime.bundle import Bundle, Manifest, open_bundle
-from ortolan_runtime.errors import BundleError
-from ortolan_runtime.kvbuffers import KVBuffers, MemoryRefused
+from ortolan_runtime.errors import BundleError, MemoryRefused
+from ortolan_runtime.kvbuffers import KVBuffers
 from ortolan_runtime.logits import row_logsumexp
 from ortolan_runtime.model import Model
 

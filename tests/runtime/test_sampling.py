@@ -10,7 +10,7 @@ from tables import TABLE, counts_of, logsumexp_of, one, row_of, shares
 
 from ortolan_runtime.adjustments import RowState
 from ortolan_runtime.params import SamplingParams
-from ortolan_runtime.sampling import logprobs_of, sample, top_logprobs
+from ortolan_runtime.sampling import logprob_of, sample, top_logprobs
 
 
 def test_neutral_parameters_draw_by_the_models_own_probabilities() -> None:
@@ -269,10 +269,9 @@ def test_the_raw_logits_are_left_as_they_were() -> None:
     assert batch.tobytes() == np.repeat(before, 2, axis=0).tobytes()
 
 
-def test_logprobs_are_the_raw_logits_less_their_logsumexp() -> None:
-    logits = np.array([[1.0, 2.0, 0.5, 0.0]], np.float32)
-    lse = np.array([3.0], np.float32)
-    assert logprobs_of(logits, lse, np.array([1])).tolist() == [-1.0]
+def test_a_logprob_is_the_raw_logit_less_the_logsumexp() -> None:
+    row = np.array([1.0, 2.0, 0.5, 0.0], np.float32)
+    assert logprob_of(row, np.float32(3.0), 1) == -1.0
 
 
 def test_top_logprobs_come_best_first_and_of_equals_the_lower_id() -> None:
@@ -294,5 +293,4 @@ def test_top_logprobs_are_the_same_floats_as_the_sampled_tokens() -> None:
     lse = logsumexp_of(logits)
     for row in range(5):
         for id, logprob in top_logprobs(logits[row], lse[row], 20):
-            one = logprobs_of(logits[row : row + 1], lse[row : row + 1], np.array([id]))
-            assert float(one[0]) == logprob
+            assert logprob_of(logits[row], lse[row], id) == logprob
