@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from ortolan_runtime.logits import Ids, Row
 from ortolan_runtime.params import SamplingParams
-
-Logits = npt.NDArray[np.float32]  # [vocab]
-Ids = npt.NDArray[np.int64]
 
 # Bounds within which edited logits, divided by the least temperature, are finite float32 numbers.
 _MOST_BIAS = 1e20
@@ -54,7 +51,7 @@ def has_adjustments(row: RowState) -> bool:
     )
 
 
-def adjust(logits: Logits, row: RowState) -> None:
+def adjust(logits: Row, row: RowState) -> None:
     """Apply bias, bans and penalties to one row, float32 ``[vocab]``, in place."""
     params = row.params
     if params.logit_bias:
@@ -68,7 +65,7 @@ def adjust(logits: Logits, row: RowState) -> None:
     _penalise(logits, params, row.counts)
 
 
-def _allow_only(logits: Logits, allowed: Ids) -> None:
+def _allow_only(logits: Row, allowed: Ids) -> None:
     """Rule out all other tokens; if the model rules these out too, they are equally likely."""
     kept = logits[allowed]
     if not np.isfinite(kept.max()):
@@ -77,14 +74,15 @@ def _allow_only(logits: Logits, allowed: Ids) -> None:
     logits[allowed] = kept
 
 
-def _ban(logits: Logits, banned: Sequence[int]) -> None:
+def _ban(logits: Row, banned: Sequence[int]) -> None:
     """Rule tokens out, unless nothing at all would be left."""
     if not banned:
         return
-    kept = logits[np.array(banned, np.int64)].copy()
-    logits[np.array(banned, np.int64)] = -np.inf
+    ids = np.array(banned, np.int64)
+    kept = logits[ids]
+    logits[ids] = -np.inf
     if not np.isfinite(logits.max()):
-        logits[np.array(banned, np.int64)] = kept
+        logits[ids] = kept
 
 
 def _bad_word_ends(words: Sequence[tuple[int, ...]], tail: Sequence[int]) -> list[int]:
@@ -97,7 +95,7 @@ def _bad_word_ends(words: Sequence[tuple[int, ...]], tail: Sequence[int]) -> lis
     return ends
 
 
-def _penalise(logits: Logits, params: SamplingParams, counts: TokenCounts) -> None:
+def _penalise(logits: Row, params: SamplingParams, counts: TokenCounts) -> None:
     """Apply the three penalties to one row, float32 ``[vocab]``, in place.
 
     Repetition divides positive logits and multiplies negative ones, for tokens of prompt and

@@ -311,16 +311,16 @@ class Engine:
 
     def _take_mail(self) -> bool:
         """Carry out what callers asked for, waiting when idle; return whether to go on."""
-        wait = self._stepper.is_idle
+        is_idle = self._stepper.is_idle
         while True:
             try:
-                order = self._mailbox.get(block=wait)
+                order = self._mailbox.get(block=is_idle)
             except queue.Empty:
                 return True
             if order is None:
                 return False
             order()
-            wait = False
+            is_idle = False
 
     def _deliver(self, events: Sequence[tuple[int, Event]]) -> None:
         by_sink: dict[int, tuple[EventSink, list[tuple[int, Event]]]] = {}

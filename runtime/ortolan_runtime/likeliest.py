@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Row = npt.NDArray[np.float32]  # [vocab]
-Logits = npt.NDArray[np.float32]  # [rows, vocab]
+from ortolan_runtime.logits import Ids, Logits, Row
+
 Floats = npt.NDArray[np.float64]
-Ids = npt.NDArray[np.int64]
 
 # Columns of a block whose maximum stands for it when the likeliest tokens are searched.
 _BLOCK = 64
@@ -33,7 +32,7 @@ class Heads:
         return Heads(self.ids[places], self.logits[places], self.sizes[places])
 
 
-def heads_above(logits: Logits, floors: Row, most: int) -> Heads:
+def heads_above(logits: Logits, floors: npt.NDArray[np.float32], most: int) -> Heads:
     """Return the tokens of each row whose logits are not below its floor, at most ``most``.
 
     ``logits`` is float32 ``[rows, vocab]``, ``floors`` float32 ``[rows]``. Takes one pass, and time
@@ -65,7 +64,7 @@ def head_of(row: Row, count: int) -> Heads:
     return Heads(ids[None], row[None, ids].astype(np.float64), np.array([[len(ids)]]))
 
 
-def likeliest(row: Logits, count: int) -> Ids:
+def likeliest(row: Row, count: int) -> Ids:
     """Return the ids of the ``count`` largest of one row, largest first, of equals the lower id.
 
     The row is laid out as ``_BLOCK`` lines, so that a column is a block and the maxima of all

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Logits = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]  # [rows, vocab]
+Row = npt.NDArray[np.float32]  # [vocab], one row of logits
+LogSumExp = npt.NDArray[np.float32]  # [rows]
 Ids = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 
@@ -20,12 +22,12 @@ class Output:
     """
 
     logits: Logits
-    logsumexp: npt.NDArray[np.float32]
+    logsumexp: LogSumExp
 
 
-def row_logsumexp(logits: Logits) -> npt.NDArray[np.float32]:
+def row_logsumexp(logits: Logits) -> LogSumExp:
     """Return the log of the sum of the exponentials of each row of float32 ``[rows, vocab]``."""
     top = logits.max(axis=1, keepdims=True)
     mass = np.exp(logits - top).sum(axis=1, dtype=np.float64)
-    result: npt.NDArray[np.float32] = (top[:, 0] + np.log(mass)).astype(np.float32)
+    result: LogSumExp = (top[:, 0] + np.log(mass)).astype(np.float32)
     return result

@@ -18,16 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ortolan_runtime.adjustments import RowState, adjust, has_adjustments
-from ortolan_runtime.likeliest import (
-    Floats,
-    Heads,
-    Ids,
-    Logits,
-    Row,
-    head_of,
-    heads_above,
-    likeliest,
-)
+from ortolan_runtime.likeliest import Floats, Heads, head_of, heads_above, likeliest
+from ortolan_runtime.logits import Ids, Logits, LogSumExp, Row
 from ortolan_runtime.truncation import Mass, Rules, drawn_from_heads, rules_of, weights_of
 
 # Draws add up the mass of at most so many of the likeliest tokens in the order of their likelihood.
@@ -49,7 +41,7 @@ class Sampled:
     is_valid: npt.NDArray[np.bool_]
 
 
-def sample(logits: Logits, logsumexp: Row, rows: Sequence[RowState]) -> Sampled:
+def sample(logits: Logits, logsumexp: LogSumExp, rows: Sequence[RowState]) -> Sampled:
     """Choose the next token of each row.
 
     ``logits`` is float32 ``[rows, vocab]`` and unchanged afterwards; ``logsumexp`` float32
@@ -94,12 +86,12 @@ def top_logprobs(row: Row, logsumexp: np.float32, count: int) -> list[tuple[int,
     return [(id, logprob_of(row, logsumexp, id)) for id in ids]
 
 
-def _draw_plain(logits: Logits, logsumexp: Row, rows: Sequence[RowState]) -> Ids:
+def _draw_plain(logits: Logits, logsumexp: LogSumExp, rows: Sequence[RowState]) -> Ids:
     """Return the tokens of rows without adjustments."""
     return _draw(logits, logsumexp.astype(np.float64), _slack_of(logsumexp), rows)
 
 
-def _draw_edited(raw: Sequence[Row], logsumexp: Row, rows: Sequence[RowState]) -> Ids:
+def _draw_edited(raw: Sequence[Row], logsumexp: LogSumExp, rows: Sequence[RowState]) -> Ids:
     """Return the tokens of rows after bias, bans and penalties.
 
     The mass is known for the raw logits, and follows from the tokens that changed. When its slack
@@ -113,7 +105,7 @@ def _draw_edited(raw: Sequence[Row], logsumexp: Row, rows: Sequence[RowState]) -
     return _draw(logits, sums[:, 0], sums[:, 1], rows)
 
 
-def _slack_of(logsumexp: Row) -> Floats:
+def _slack_of(logsumexp: LogSumExp) -> Floats:
     """Return the relative slack of the mass that float32 ``logsumexp`` stands for, ``[rows]``.
 
     Rounding it multiplies the mass: where logits are about 10,000, by up to 1.0005.
@@ -242,7 +234,7 @@ def _place_of_mass(weights: Row, mass: float) -> int:
     return start + min(int(found), int(np.flatnonzero(inside)[-1]))
 
 
-def _cut_to_mass(weights: npt.NDArray[np.float32], mass: float) -> None:
+def _cut_to_mass(weights: Row, mass: float) -> None:
     """Set to zero, in place, all but the fewest largest weights that hold ``mass``.
 
     ``weights`` are float32 ``[vocab]`` and not negative; of equal ones the lower ids stay.
@@ -255,7 +247,7 @@ def _cut_to_mass(weights: npt.NDArray[np.float32], mass: float) -> None:
         weights[equal[max(math.ceil((mass - above) / floor), 1) :]] = 0.0
 
 
-def _weight_floor(weights: npt.NDArray[np.float32], mass: float) -> float:
+def _weight_floor(weights: Row, mass: float) -> float:
     """Return the largest floor for which the weights not below it hold at least ``mass``.
 
     ``weights`` are float32 ``[vocab]`` and not negative. Positive floats order as their bits do, so

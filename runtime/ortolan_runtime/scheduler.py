@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from ortolan_runtime.kvcache import MIN_PREFILL, KVCache, PromptScores, Tokens, as_tokens
+from ortolan_runtime.logits import Row
 
 # A newcomer is let in when every running sequence could still grow by this much; without it, one
 # that was preempted would come back at once only to be preempted again.
@@ -68,7 +68,7 @@ class ForkStep:
     """Begin to decode ``work`` from the logits that an equal prompt ended with."""
 
     work: Work
-    logits: npt.NDArray[np.float32]
+    logits: Row
     logsumexp: np.float32
 
 
@@ -88,7 +88,7 @@ class _Ending:
 
     prompt: Tokens
     salt: str
-    logits: npt.NDArray[np.float32]
+    logits: Row
     logsumexp: np.float32
 
 
@@ -146,9 +146,7 @@ class Scheduler:
         self._credit = self._prefill_chunk
         return self._decode_step()
 
-    def prefilled(
-        self, step: PrefillStep, logits: npt.NDArray[np.float32], logsumexp: np.float32
-    ) -> None:
+    def prefilled(self, step: PrefillStep, logits: Row, logsumexp: np.float32) -> None:
         """Note that ``step`` was run and left these logits, float32 ``[vocab]``, at its end."""
         work = step.work
         self._cache.extend_prefilled(work.id, step.count)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from ortolan_runtime.adjustments import RowState, TokenCounts
 from ortolan_runtime.events import Ending, Event, FinishReason, TokenScore
-from ortolan_runtime.logits import Logits
+from ortolan_runtime.logits import Logits, LogSumExp, Row
 from ortolan_runtime.params import GenerationRequest
 from ortolan_runtime.randomness import Draws
 from ortolan_runtime.sampling import logprob_of, top_logprobs
@@ -71,7 +70,7 @@ class Sequence:
             banned=tuple(self._eos_ids | self._end_ids) if bans_ends else (),
         )
 
-    def score_prompt(self, start: int, logits: Logits, logsumexp: npt.NDArray[np.float32]) -> None:
+    def score_prompt(self, start: int, logits: Logits, logsumexp: LogSumExp) -> None:
         """Note the scores of the tokens that follow positions ``start``, ``start`` + 1, …
 
         ``logits`` is float32 ``[positions, vocab]``. A preempted sequence scores nothing twice.
@@ -91,7 +90,7 @@ class Sequence:
         self.reused = self.work.cached_tokens
         return Event(prompt=self._scored_prompt(), cached_tokens=self.work.cached_tokens)
 
-    def push(self, token: int, logits: Logits, logsumexp: np.float32) -> Event:
+    def push(self, token: int, logits: Row, logsumexp: np.float32) -> Event:
         """Take the next token; return what there is to tell. ``logits`` is float32 ``[vocab]``."""
         score = self._score(token, logits, logsumexp, self.request.logprobs)
         self._logprob_sum += logprob_of(logits, logsumexp, token)
@@ -143,7 +142,7 @@ class Sequence:
         )
 
     def _score(
-        self, token: int, logits: Logits, logsumexp: np.float32, count: int | None
+        self, token: int, logits: Row, logsumexp: np.float32, count: int | None
     ) -> TokenScore:
         if count is None:
             return TokenScore(token, "")

@@ -10,7 +10,7 @@ probability 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # How many tokens at the end must have occurred before, of these the first that have. Longer matches
 # are found too seldom; a single token that occurred before guesses wrong more often than it pays.
@@ -75,7 +75,7 @@ class SpeculationPolicy:
     _gain: float = 1.0  # tokens a step gave, over the time of that step in plain steps
     _pause: int = 0
     _next_pause: int = _FIRST_PAUSE
-    _has_tried: bool = field(default=False)
+    _has_tried: bool = False
 
     def draft_length(self) -> int:
         """Return how many tokens to guess now; 0 for a plain step."""

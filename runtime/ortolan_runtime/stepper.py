@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ortolan_runtime.events import Ending, Event, FinishReason
 from ortolan_runtime.kvcache import KVCache, Tokens
-from ortolan_runtime.logits import Logits, Output
+from ortolan_runtime.logits import Logits, LogSumExp, Output
 from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest
 from ortolan_runtime.sampling import sample
@@ -173,9 +173,7 @@ class Stepper:
         sequence = self._sequences[step.work.id]
         self._begin(sequence, step.logits[None, :], np.array([step.logsumexp], np.float32))
 
-    def _begin(
-        self, sequence: GeneratedSequence, logits: Logits, logsumexp: npt.NDArray[np.float32]
-    ) -> None:
+    def _begin(self, sequence: GeneratedSequence, logits: Logits, logsumexp: LogSumExp) -> None:
         """Take the first token of a sequence whose prompt is complete."""
         if sequence.has_begun:  # it was preempted and has its tokens already
             return
@@ -299,7 +297,7 @@ class Stepper:
         self,
         sequences: Sequence[GeneratedSequence],
         logits: Logits,
-        logsumexp: npt.NDArray[np.float32],
+        logsumexp: LogSumExp,
     ) -> None:
         """Sample one token for each sequence and tell of it."""
         if not sequences:
@@ -322,7 +320,7 @@ class Stepper:
         self,
         sequences: Sequence[GeneratedSequence],
         logits: Logits,
-        logsumexp: npt.NDArray[np.float32],
+        logsumexp: LogSumExp,
     ) -> list[int | str]:
         """Return the next token of each sequence, or what went wrong with it.
 

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ortolan_runtime.adjustments import RowState
-from ortolan_runtime.likeliest import Floats, Heads, Ids
+from ortolan_runtime.likeliest import Floats, Heads
+from ortolan_runtime.logits import Ids
 from ortolan_runtime.params import SamplingParams
 
 Bools = npt.NDArray[np.bool_]
