@@ -8,6 +8,7 @@ protocol must not cost a request its body, and HTTP/1.0 knows no chunks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httptools
@@ -193,7 +194,8 @@ class _Guarded(HttpToolsProtocol):
         self._end_requests()
         self.transport.write(head.encode() + body)
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client may have left a moment ago
+                self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_S, self.transport.close)
 
 

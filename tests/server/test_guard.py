@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -60,6 +61,25 @@ def test_a_header_that_is_too_large_is_a_431(hasty: Server, count: int) -> None:
         for start in range(0, len(big), len(big) // count):
             connection.sendall((HEAD if start == 0 else b"") + big[start : start + 8000 // count])
         assert answer(connection)[0] == 431
+
+
+def test_a_client_that_leaves_as_its_time_is_over_is_no_failure(babbling_bundle: Path) -> None:
+    """A server that was held up finds bytes, the deadline and the client's end at once."""
+    with serving(babbling_bundle, header_timeout_s=0.5) as server:
+        connections = [connect(server) for _ in range(5)]
+        for connection in connections:
+            connection.sendall(b"GET ")
+        assert server.client.get("/health").status_code == 200  # so that the deadlines are set
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            for connection in connections:
+                connection.sendall(b"/health")
+                connection.close()
+            time.sleep(0.6)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert server.stop() == 0
+    assert not [line for line in server.log if "Traceback" in line], server.log
 
 
 def test_connections_over_the_limit_are_told_so(hasty: Server) -> None:
