@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from figures import figures
-from serving import Json, Server, serving
+from figures import figures, running
+from serving import Json, Server, serving, wait_until
 from sockets import connect, request
 
 
@@ -51,7 +51,7 @@ def test_a_client_that_leaves_frees_its_slot(endless: Server, is_streamed: bool)
         if is_streamed:
             assert connection.recv(64).startswith(b"HTTP/1.1 200")
         else:
-            time.sleep(0.05)
+            wait_until(lambda: running(endless) == 1)
         connection.close()
         assert short_latency_s(endless) < 2.0
 
@@ -66,7 +66,7 @@ def test_a_client_that_resets_or_half_closes_frees_its_slot(endless: Server) -> 
         connection.close()
         assert short_latency_s(endless) < 2.0
         connection = send(endless, long_body(endless, is_streamed=False))
-        time.sleep(0.05)
+        wait_until(lambda: running(endless) == 1)
         connection.shutdown(socket.SHUT_WR)
         assert short_latency_s(endless) < 2.0
         connection.close()
@@ -77,7 +77,7 @@ def test_a_client_that_leaves_the_queue_or_during_prefill_is_forgotten(endless: 
     prompt = "x" * 60_000
     body = long_body(endless, is_streamed=False, prompt=prompt) | {"max_tokens": 5000}
     connections = [send(endless, body) for _ in range(4)]
-    time.sleep(0.2)
+    wait_until(lambda: running(endless) == 4)
     for connection in reversed(connections):
         connection.close()
     assert short_latency_s(endless) < 2.0
@@ -88,7 +88,7 @@ def test_a_pipelined_request_does_not_hide_that_the_client_left(endless: Server)
     for _ in range(3):
         connection = send(endless, long_body(endless, is_streamed=False))
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        time.sleep(0.1)
+        wait_until(lambda: running(endless) == 1)
         connection.close()
         assert short_latency_s(endless) < 2.0
 

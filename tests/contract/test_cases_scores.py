@@ -74,12 +74,15 @@ def test_echoed_scores_are_those_of_a_request_for_the_prefix(glass: Server) -> N
     ids = glass.post("/tokenize", {"prompt": BREAD}).json()["tokens"]
     fields: dict[str, Any] = {"echo": True, "logprobs": 5, "max_tokens": 1}
     shown = arrays(glass.complete(ids, **fields)["choices"][0])
-    for position in (3, 5, len(ids) - 1):
+    compared = 0
+    for position in range(3, len(ids)):
         alone = glass.complete(ids[:position], max_tokens=1, logprobs=20)["choices"][0]
         scores = alone["logprobs"]["top_logprobs"][0]
         name = shown["tokens"][position]
         if name in scores:
+            compared += 1
             assert shown["token_logprobs"][position] == pytest.approx(scores[name], abs=1e-2)
+    assert compared > 1
     both = glass.complete([ids, ids[:4]], **fields)["choices"]
     assert arrays(both[0]) == shown
     assert len(arrays(both[1])["tokens"]) == 5
