@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ortolan_runtime.stepper import Statistics
+from ortolan_runtime.version import __version__
 from ortolan_server.cli import parser
 from ortolan_server.commands.registry import find_command
 from ortolan_server.configuration import applied
@@ -26,6 +27,10 @@ MANIFESTS = {
 }
 POD = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
+
+
+def test_the_image_is_of_this_version() -> None:
+    assert CONTAINER["image"].endswith(f"/ortolan:{__version__}")
 
 
 def test_what_is_applied_exists() -> None:
