@@ -2,9 +2,9 @@
 
 - ``make_checkpoint(family, **config)`` gives a Hugging Face directory with random weights.
 - ``tiny_bundle`` is an int8 bundle of such a Llama: a byte-level tokenizer, a context of 128.
-- ``glass_checkpoint``, ``glass_bundle`` (int8) and ``glass_bundle_fp32`` are glassllm's English
-  model, a Llama with a context of 128; ``glass_bundle_cuda`` (fp16) and ``glass_bundle_tensorrt``
-  (fp32) are made for a GPU.
+- ``glass_checkpoint``, ``glass_bundle`` (int8), ``glass_bundle_int4``, ``glass_bundle_phased``
+  (int8+int4) and ``glass_bundle_fp32`` are glassllm's English model, a Llama with a context of 128;
+  ``glass_bundle_cuda`` (fp16) and ``glass_bundle_tensorrt`` (fp32) are made for a GPU.
 - ``smollm2_gguf`` is the default model's GGUF file, of 98 MB: for slow tests alone.
 - ``certificate`` is one for localhost, and its key.
 - ``babbling_bundle`` is scripted and never ends by itself, context 65,536: it talks for seconds.
@@ -89,6 +89,18 @@ def glass_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def glass_bundle(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give glassllm's English model as an int8 bundle."""
     return _exported(glass_checkpoint, tmp_path_factory, "int8")
+
+
+@pytest.fixture(scope="session")
+def glass_bundle_int4(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model as an int4 bundle."""
+    return _exported(glass_checkpoint, tmp_path_factory, "int4")
+
+
+@pytest.fixture(scope="session")
+def glass_bundle_phased(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give glassllm's English model in int8 for prompts and in int4 for decoding."""
+    return _exported(glass_checkpoint, tmp_path_factory, "int8+int4")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortolan_export.native import export
 from ortolan_export.verify import GraphRunner
 from ortolan_runtime.bundle import (
     GRAPH_NAME,
@@ -25,13 +24,10 @@ _PROMPT = tuple(range(30, 70))
 
 @pytest.fixture(scope="module")
 def bundles(
-    glass_checkpoint: Path, glass_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    glass_bundle: Path, glass_bundle_int4: Path, glass_bundle_phased: Path
 ) -> dict[str, Path]:
     """Give glassllm's model in int8, in int4 and in both."""
-    folder = tmp_path_factory.mktemp("phases")
-    export(glass_checkpoint, folder / "int4", precision="int4")
-    export(glass_checkpoint, folder / "both", precision="int8+int4")
-    return {"int8": glass_bundle, "int4": folder / "int4", "both": folder / "both"}
+    return {"int8": glass_bundle, "int4": glass_bundle_int4, "both": glass_bundle_phased}
 
 
 def _runner(bundle: Path) -> GraphRunner:

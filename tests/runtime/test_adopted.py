@@ -8,7 +8,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from engines import Outcome, alone, engine_on, mixed_requests, together
+from engines import (
+    Outcome,
+    alone,
+    apart,
+    assert_same,
+    bindings_made,
+    engine_on,
+    mixed_requests,
+    together,
+)
 
 from foreign_graphs import write_export
 from ortolan_export.adopt import adopt
@@ -41,19 +50,11 @@ def bundle(bundles: dict[str, Bundle]) -> Bundle:
 
 @pytest.fixture(scope="module")
 def expected(bundles: dict[str, Bundle]) -> dict[str, list[Outcome]]:
-    """Give each request's outcome on an engine of its own, in one prefill chunk."""
-    outcomes: dict[str, list[Outcome]] = {}
-    for layout, bundle in bundles.items():
-        outcomes[layout] = []
-        for one in mixed_requests(bundle.path):
-            with engine_on(bundle.path, slots=1) as engine:
-                outcomes[layout] += together(engine, [one])
-    return outcomes
-
-
-def assert_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
-    for index, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
-        assert outcome.bits() == right.bits(), f"request {index} differs"
+    """Give each request's outcome on an engine of its own."""
+    return {
+        layout: apart(bundle.path, mixed_requests(bundle.path))
+        for layout, bundle in bundles.items()
+    }
 
 
 @pytest.mark.parametrize("layout", ["concat", "shared"])
@@ -106,11 +107,7 @@ def test_many_steps_in_place_make_no_new_bindings(
     write_export(tmp_path / "export", glass_checkpoint, is_fused=True, has_keep=has_keep)
     adopt(tmp_path / "export", tmp_path / "bundle")
     model = Model(open_bundle(tmp_path / "bundle"), rows=4, length=128, threads=1)
-    made = []
-    for step in range(40):
-        model.prefill(1, PROMPT[: 2 + step % 3], 0, np.array([1]))
-        model.decode(np.array([50]), np.array([5 + step], np.int32))
-        made.append(model.binding_count)
+    made = bindings_made(model)
     assert made[0] == made[-1]
 
 

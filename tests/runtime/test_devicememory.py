@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import engine_around, engine_on, mixed_requests, together
+from engines import apart, assert_same, engine_around, mixed_requests, together
 
 from ortolan_runtime.bundle import open_bundle
 from ortolan_runtime.devicememory import DeviceMemory
@@ -161,13 +161,9 @@ def test_an_engine_over_a_devices_memory_gives_the_bits_of_each_request_alone(
     bundle: Path,
 ) -> None:
     requests = mixed_requests(bundle)[:7]
-    expected = []
-    for one in requests:
-        with engine_on(bundle, slots=1) as engine:
-            expected += together(engine, [one])
+    expected = apart(bundle, requests)
     around = partial(engine_around, bundle, lambda model: model, allocate=allocator(bundle))
     with around(slots=4, prefill_chunk=32) as (engine, _):
         for _ in range(2):  # the second time from kept prompts
-            outcomes = together(engine, requests)
-            assert [o.bits() for o in outcomes] == [o.bits() for o in expected]
+            assert_same(together(engine, requests), expected)
         assert engine.statistics().cached_prompt_tokens > 0

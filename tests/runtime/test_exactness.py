@@ -13,43 +13,48 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Outcome, Sink, alone, engine_on, mixed_requests, request, together
+from engines import (
+    Outcome,
+    Sink,
+    alone,
+    apart,
+    assert_same,
+    engine_on,
+    mixed_requests,
+    request,
+    together,
+)
 
 from ortolan_export.native import export
+from ortolan_runtime.bundle import open_bundle
 
-PRECISIONS = ["int8", "int4", "int4 by 64", "fp32"]
+# What the exporter is told for each.
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "int8": {"precision": "int8"},
+    "int4": {"precision": "int4"},
+    "int4 by 64": {"precision": "int4", "int4_accuracy_level": 0, "int4_block_size": 64},
+    "fp32": {"precision": "fp32"},
+}
 
 
 @pytest.fixture(scope="module")
 def bundles(
     glass_bundle: Path,
+    glass_bundle_int4: Path,
     glass_bundle_fp32: Path,
     glass_checkpoint: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("int4")
-    four = {"int4": folder / "by-32", "int4 by 64": folder / "by-64"}
-    export(glass_checkpoint, four["int4"], precision="int4")
-    options: Any = {"int4_accuracy_level": 0, "int4_block_size": 64}
-    export(glass_checkpoint, four["int4 by 64"], precision="int4", **options)
+    by_64 = tmp_path_factory.mktemp("int4") / "by-64"
+    export(glass_checkpoint, by_64, **PRECISIONS["int4 by 64"])
+    four = {"int4": glass_bundle_int4, "int4 by 64": by_64}
     return {"int8": glass_bundle, **four, "fp32": glass_bundle_fp32}
 
 
 @pytest.fixture(scope="module")
 def expected(bundles: dict[str, Path]) -> dict[str, list[Outcome]]:
-    """Give each request's outcome on an engine of its own, in one prefill chunk."""
-    outcomes = {}
-    for precision, bundle in bundles.items():
-        outcomes[precision] = []
-        for one in mixed_requests(bundle):
-            with engine_on(bundle, slots=1) as engine:
-                outcomes[precision] += together(engine, [one])
-    return outcomes
-
-
-def assert_same(outcomes: list[Outcome], expected: list[Outcome]) -> None:
-    for index, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
-        assert outcome.bits() == right.bits(), f"request {index} differs"
+    """Give each request's outcome on an engine of its own."""
+    return {name: apart(bundle, mixed_requests(bundle)) for name, bundle in bundles.items()}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -105,9 +110,7 @@ def test_preemption_for_want_of_memory_changes_no_bit(
     precision: str, slots: int, bundles: dict[str, Path], expected: dict[str, list[Outcome]]
 ) -> None:
     requests = mixed_requests(bundles[precision])
-    with engine_on(bundles[precision], slots=1) as engine:
-        token_bytes = engine.manifest.kv_bytes_per_token
-    memory = 128 * token_bytes
+    memory = 128 * open_bundle(bundles[precision]).manifest.kv_bytes_per_token
     with engine_on(bundles[precision], slots=slots, kv_memory_bytes=memory) as engine:
         outcomes = together(engine, requests)
         assert engine.statistics().preemptions > 0
@@ -166,7 +169,7 @@ def test_the_default_model_gives_the_same_bits_in_every_way(
     precision: str, smollm2_gguf: Path, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle"
-    export(smollm2_gguf, bundle, precision=precision)
+    export(smollm2_gguf, bundle, **PRECISIONS[precision])
     requests = mixed_requests(bundle)
     long = [*requests[-1].prompt] * 20
     requests += [request(long[:n], max_tokens=6, seed=n, logprobs=1) for n in (300, 301, 650)]

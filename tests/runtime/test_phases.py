@@ -5,28 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-from engines import alone, engine_on, mixed_requests, request, together
+from engines import alone, assert_same, engine_on, mixed_requests, request, together
 
-from ortolan_export.native import export
 from ortolan_runtime.bundle import open_bundle
 from ortolan_runtime.model import Model
 
 PROMPT = list(range(40, 60))
-
-
-@pytest.fixture(scope="module")
-def phased(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("phased") / "glass"
-    export(glass_checkpoint, folder, precision="int8+int4")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def int4(glass_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("int4") / "glass"
-    export(glass_checkpoint, folder, precision="int4")
-    return folder
 
 
 def model_of(bundle: Path) -> Model:
@@ -34,12 +18,12 @@ def model_of(bundle: Path) -> Model:
 
 
 def test_prompts_are_scored_as_well_as_by_int8_alone(
-    phased: Path, glass_bundle: Path, glass_bundle_fp32: Path
+    glass_bundle_phased: Path, glass_bundle: Path, glass_bundle_fp32: Path
 ) -> None:
     # Not to the bit: what int8 alone folds into values and tables, int4 could not share.
     scoring = request(PROMPT, temperature=0.0, max_tokens=1, prompt_logprobs=0)
     scores = []
-    for bundle in (glass_bundle_fp32, glass_bundle, phased):
+    for bundle in (glass_bundle_fp32, glass_bundle, glass_bundle_phased):
         with engine_on(bundle) as engine:
             (outcome,) = alone(engine, [scoring])
         scores.append(np.array([token.logprob for token in outcome.prompt[1:]]))
@@ -47,8 +31,10 @@ def test_prompts_are_scored_as_well_as_by_int8_alone(
     assert np.abs(both - exact).mean() < 2 * np.abs(int8 - exact).mean() + 0.02
 
 
-def test_decoding_is_that_of_int4_alone_on_the_same_cache(phased: Path, int4: Path) -> None:
-    both, four = model_of(phased), model_of(int4)
+def test_decoding_is_that_of_int4_alone_on_the_same_cache(
+    glass_bundle_phased: Path, glass_bundle_int4: Path
+) -> None:
+    both, four = model_of(glass_bundle_phased), model_of(glass_bundle_int4)
     tokens = np.array(PROMPT)
     both.prefill(0, tokens, 0, np.array([len(PROMPT) - 1]))
     four.prefill(0, tokens, 0, np.array([len(PROMPT) - 1]))
@@ -60,25 +46,23 @@ def test_decoding_is_that_of_int4_alone_on_the_same_cache(phased: Path, int4: Pa
         assert both.decode(row, past).logits.tobytes() == four.decode(row, past).logits.tobytes()
 
 
-def test_the_phase_and_not_the_batch_decides(phased: Path) -> None:
-    requests = mixed_requests(phased)
-    with engine_on(phased, slots=1) as engine:
-        expected = [outcome.bits() for outcome in alone(engine, requests)]
-    for prefill_chunk, memory in ((7, None), (32, 128)):
-        with engine_on(phased, slots=1) as engine:
-            bytes_a_token = engine.manifest.kv_bytes_per_token
-        limit = None if memory is None else memory * bytes_a_token
-        options = {"slots": 16, "prefill_chunk": prefill_chunk, "kv_memory_bytes": limit}
-        with engine_on(phased, **options) as engine:
-            assert [o.bits() for o in together(engine, requests)] == expected
+def test_the_phase_and_not_the_batch_decides(glass_bundle_phased: Path) -> None:
+    requests = mixed_requests(glass_bundle_phased)
+    with engine_on(glass_bundle_phased, slots=1) as engine:
+        expected = alone(engine, requests)
+    little = 128 * open_bundle(glass_bundle_phased).manifest.kv_bytes_per_token
+    for prefill_chunk, memory in ((7, None), (32, little)):
+        options = {"slots": 16, "prefill_chunk": prefill_chunk, "kv_memory_bytes": memory}
+        with engine_on(glass_bundle_phased, **options) as engine:
+            assert_same(together(engine, requests), expected)
 
 
-def test_guesses_are_checked_by_the_graph_that_decodes(phased: Path) -> None:
+def test_guesses_are_checked_by_the_graph_that_decodes(glass_bundle_phased: Path) -> None:
     repeating = [50, 51, 52, 53, 54, 55] * 4
     one = request(repeating, temperature=0.0, max_tokens=40, ignore_eos=True)
-    with engine_on(phased, slots=1) as engine:
+    with engine_on(glass_bundle_phased, slots=1) as engine:
         (plain,) = alone(engine, [one])
-    with engine_on(phased, slots=1, speculate=True) as engine:
+    with engine_on(glass_bundle_phased, slots=1, speculate=True) as engine:
         (guessed,) = alone(engine, [one])
     same = sum(a == b for a, b in zip(plain.ids, guessed.ids, strict=True))
     assert same >= 30  # all but for float ties, after which the texts may part

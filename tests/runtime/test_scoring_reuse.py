@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engines import alone, engine_on, request, together
+from engines import alone, apart, assert_same, engine_on, request, together
 
 from ortolan_runtime.params import GenerationRequest
 
@@ -18,13 +18,10 @@ def scoring(ids: list[int], count: int = 1) -> GenerationRequest:
 
 def test_continuations_of_one_context_reuse_it_bit_by_bit(glass_bundle: Path) -> None:
     requests = [scoring(CONTEXT + end) for end in CONTINUATIONS]
-    cold = []
-    for one in requests:
-        with engine_on(glass_bundle, slots=4) as engine:
-            cold += alone(engine, [one])
+    cold = apart(glass_bundle, requests)
     with engine_on(glass_bundle, slots=4) as engine:
         warm = alone(engine, requests)
-    assert [o.bits() for o in warm] == [o.bits() for o in cold]
+    assert_same(warm, cold)
     assert [o.cached_tokens for o in cold] == [0, 0, 0, 0]
     # A token's score needs the logits of the one before, so the last shared token is run again.
     assert [o.cached_tokens for o in warm] == [0, 32, 31, 31]
@@ -33,11 +30,11 @@ def test_continuations_of_one_context_reuse_it_bit_by_bit(glass_bundle: Path) ->
 def test_continuations_that_come_together_wait_for_the_context(glass_bundle: Path) -> None:
     requests = [scoring(CONTEXT + end) for end in CONTINUATIONS]
     with engine_on(glass_bundle, slots=4) as engine:
-        separate = [o.bits() for o in alone(engine, requests)]
+        separate = alone(engine, requests)
     with engine_on(glass_bundle, slots=4) as engine:
         outcomes = together(engine, requests)
         prefilled = engine.statistics().prompt_tokens
-    assert [o.bits() for o in outcomes] == separate
+    assert_same(outcomes, separate)
     assert prefilled < 2 * len(CONTEXT)
 
 
