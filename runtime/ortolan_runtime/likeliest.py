@@ -41,7 +41,7 @@ def heads_above(logits: Logits, floors: npt.NDArray[np.float32], most: int) -> H
     flat = np.flatnonzero(logits >= floors[:, None])
     row, ids = np.divmod(flat, logits.shape[1])
     values = logits.ravel()[flat]
-    order = np.lexsort((ids, -values, row))
+    order = np.lexsort((-values, row))  # stable, and ids come in order
     found = np.bincount(row, minlength=len(logits))
     sizes = np.minimum(found, most)
     columns = np.arange(max(int(sizes.max()), 1))
@@ -73,7 +73,7 @@ def likeliest(row: Row, count: int) -> Ids:
     """
     blocks = len(row) // _BLOCK
     if count >= blocks:
-        return np.lexsort((np.arange(len(row)), -row))[:count]
+        return np.argsort(-row, kind="stable")[:count]
     lines = row[: blocks * _BLOCK].reshape(_BLOCK, blocks)
     maxima = lines.max(axis=0)
     floor = np.partition(maxima, blocks - count)[blocks - count]
@@ -81,4 +81,4 @@ def likeliest(row: Row, count: int) -> Ids:
     line, column = np.nonzero(lines[:, best] >= floor)
     rest = np.arange(blocks * _BLOCK, len(row))
     ids = np.concatenate((line * blocks + best[column], rest))
-    return ids[np.lexsort((ids, -row[ids]))[:count]]
+    return ids[np.argsort(-row[ids], kind="stable")[:count]]  # ids come in order

@@ -4,7 +4,7 @@ The order is: bias and bans, penalties, temperature, top_k, top_p, min_p, draw. 
 are those of the raw logits. A row's result depends on that row alone, bit for bit, whatever its
 batch.
 
-The vocabulary is never sorted: the tokens that are likely enough decide most draws, for all rows
+A large vocabulary is not sorted: the tokens that are likely enough decide most draws, for all rows
 together. A row is looked at by itself only when they do not hold the mass that decides its draw.
 """
 
