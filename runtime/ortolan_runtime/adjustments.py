@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,13 +18,22 @@ _LEAST_REPETITION = 1e-6
 
 @dataclass(slots=True)
 class TokenCounts:
-    """How often each token occurred in one sequence's output, and which occurred in its prompt."""
+    """How often each token occurred in one sequence's output, and which occurred in its prompt.
+
+    ``seen`` holds the tokens of either once, as int64, so that a step need not gather them.
+    """
 
     output: dict[int, int] = field(default_factory=dict)
     prompt: frozenset[int] = frozenset()
+    seen: array[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = array("q", self.prompt | self.output.keys())
 
     def add(self, token: int) -> None:
         """Count one generated token."""
+        if token not in self.output and token not in self.prompt:
+            self.seen.append(token)
         self.output[token] = self.output.get(token, 0) + 1
 
 
@@ -103,7 +113,7 @@ def _penalise(logits: Row, params: SamplingParams, counts: TokenCounts) -> None:
     tokens: OpenAI's API reference.
     """
     if params.repetition_penalty != 1.0:
-        seen = np.fromiter(counts.prompt | counts.output.keys(), np.int64)
+        seen = np.array(counts.seen)
         values = logits[seen]
         factor = np.float32(max(params.repetition_penalty, _LEAST_REPETITION))
         logits[seen] = np.where(values > 0, values / factor, values * factor)
