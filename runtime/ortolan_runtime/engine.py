@@ -30,7 +30,7 @@ from ortolan_runtime.errors import (
 )
 from ortolan_runtime.events import Ending, Event, EventSink, FinishReason
 from ortolan_runtime.golden import check_golden
-from ortolan_runtime.kvcache import KVCache
+from ortolan_runtime.kvcache import MIN_PREFILL, KVCache
 from ortolan_runtime.model import Model
 from ortolan_runtime.params import GenerationRequest, SamplingParams
 from ortolan_runtime.providers import default_threads, ready_device
@@ -125,7 +125,7 @@ class Engine:
         """Check and load the bundle at ``path`` and start decoding.
 
         ``verify`` checks every digest even if nothing changed since the last time. Raises
-        BundleError and ProviderError.
+        BundleError, and as ``start``.
         """
         options = options or EngineOptions()
         cache = cache_directory(os.environ)
@@ -133,7 +133,11 @@ class Engine:
 
     @classmethod
     def start(cls, bundle: Bundle, options: EngineOptions) -> Self:
-        """Load a bundle that was checked, replay its golden prompts and start decoding."""
+        """Load a bundle that was checked, replay its golden prompts and start decoding.
+
+        Raises BundleError, ProviderError, MemoryRefused, and InvalidParameter where an option does
+        not fit the bundle or the memory.
+        """
         manifest = bundle.manifest
         device = ready_device(manifest, options.device)
         provider_options = _provider_options(manifest, device, options)
@@ -162,7 +166,7 @@ class Engine:
             cache,
             slots=options.slots,
             prefill_chunk=options.prefill_chunk,
-            scoring_chunk=scoring_chunk(manifest.vocab_size, options.prefill_chunk),
+            scoring_chunk=_scoring_chunk(manifest.vocab_size, options.prefill_chunk),
         )
         speculation = SpeculationPolicy() if options.speculate else None
         stepper = Stepper(model, tokenizer, cache, scheduler, speculation)
@@ -366,6 +370,6 @@ def _provider_options(manifest: Manifest, device: Device, options: EngineOptions
     return tensorrt_options(manifest, manifest.engines, engine_folder(os.environ))
 
 
-def scoring_chunk(vocab_size: int, prefill_chunk: int) -> int:
+def _scoring_chunk(vocab_size: int, prefill_chunk: int) -> int:
     """Return how many positions are scored at once: their logits take at most 64 MiB."""
-    return max(2, min(prefill_chunk, (64 << 20) // (4 * vocab_size)))
+    return max(MIN_PREFILL, min(prefill_chunk, (64 << 20) // (4 * vocab_size)))

@@ -31,7 +31,7 @@ class Model:
     alone would round differently from that row in a batch, a lone row gets company, so that its
     bits do not depend on others; ``relaxed`` does without. ``device`` defaults to the one that the
     bundle was made for, ``allocate`` to memory of that device; ``spin`` is as in
-    ``session_options``.
+    ``session_options``. Raises BundleError, ProviderError and MemoryRefused.
     """
 
     def __init__(

@@ -168,8 +168,8 @@ class Scheduler:
     def may_speculate(self, step: DecodeStep, drafts: int) -> bool:
         """Return whether ``drafts`` more tokens of the only decoding row may be run with it.
 
-        Not while a prompt waits for its turn, and not at the expense of cached prompts' memory
-        alone: what does not fit is not tried.
+        Not while a prompt waits for its turn. Cached prompts are dropped as for any step; what does
+        not fit even so is not tried.
         """
         is_alone = len(step.works) == 1 and not self._prefilling and not self._waiting
         return is_alone and self.needs_logits(step.works[0]) and self._cache.reserve(1 + drafts)
