@@ -171,27 +171,12 @@ class Int8Linears:
     def tied_head(self, module: str, x: ir.Value) -> ir.Value:
         """Return the logits by the embedding's own table.
 
-        The table lies row by token, for the lookup. This operator turns it while ONNX Runtime packs
-        it for the product, which loads faster and with less memory than a Transpose before the
-        other operator; the table itself stays mapped and is read where looked up.
+        The table lies row by token, for the lookup. ONNX Runtime turns it once, while it loads, and
+        packs the result for the product; the table itself stays mapped and is read where looked up.
         """
-        graph = self._graph
         table, scales = self._tables[module]
-        tokens, _ = self._tensors.shapes[f"{module}.weight"]
-        limit = self._limits(module).activation
-        values, row_scale = self._quantise(x, limit)
-        product = graph.op(
-            "QGemm",
-            values,
-            graph.constant(1, np.float32),
-            graph.constant(limit, np.uint8),
-            table,
-            scales,
-            graph.tensor(f"{module}.zero_points", np.zeros(tokens, np.int8)),
-            domain=MICROSOFT,
-            transB=1,
-        )
-        return graph.op("Mul", product, row_scale)
+        turned = self._graph.op("Transpose", table, perm=[1, 0])
+        return self._product(x, self._limits(module).activation, turned, scales)
 
     def _lookup(self, stored: tuple[ir.Value, ir.Value], token_ids: ir.Value) -> ir.Value:
         graph = self._graph
