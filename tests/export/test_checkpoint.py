@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
-import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from ortolan_export.checkpoint import HuggingFaceCheckpoint
 from ortolan_export.native import export
 from ortolan_runtime.bundle import WEIGHTS_NAME, open_bundle
+from terminals import in_a_terminal
 
 
 def _write(checkpoint: Path, name: str, **fields: Any) -> None:
@@ -133,27 +129,9 @@ def test_progress_reaches_its_end_in_every_stage(checkpoint: Path, tmp_path: Pat
     assert all(done == total for done, total in last.values())
 
 
-def _run_in_terminal(command: list[Any]) -> tuple[bytes, bytes]:
-    """Return what a command writes to stdout, and to a terminal as its stderr.
-
-    The terminal is read while the command runs: a full terminal (4 KB) stops whoever writes to it.
-    """
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, 80))
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower)
-    os.close(follower)
-    seen = b""
-    with contextlib.suppress(OSError):  # EIO: the last writer has left
-        while block := os.read(leader, 1 << 12):
-            seen += block
-    os.close(leader)
-    printed, _ = running.communicate(timeout=60)
-    assert running.returncode == 0
-    return printed, seen
-
-
 def test_a_terminal_sees_a_progress_bar(checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ortolan_server", "export", checkpoint, tmp_path / "out"]
-    printed, seen = _run_in_terminal(command)
-    assert b"writing weights" in seen
-    assert printed.startswith(f"{tmp_path / 'out'}: model, llama, int8".encode())
+    code, printed, seen = in_a_terminal(command)
+    assert code == 0, seen
+    assert "writing weights" in seen
+    assert printed.startswith(f"{tmp_path / 'out'}: model, llama, int8")

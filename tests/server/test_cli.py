@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -22,6 +21,7 @@ from ortolan_server.commands import options
 from ortolan_server.commands.options import parse_size
 from ortolan_server.commands.registry import COMMANDS, Command
 from ortolan_server.default_model import DefaultModelError, Say, default_bundle
+from terminals import in_a_terminal
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -225,21 +225,12 @@ def test_a_reader_that_leaves_is_no_failure_to_tell() -> None:
         assert process.stderr.read() == b""
 
 
-def in_a_terminal(*arguments: str | Path, cache: Path) -> tuple[int, str]:
-    """Run the command with a terminal for stderr; return its exit code and what was seen there."""
-    leader, follower = os.openpty()
+def watched(*arguments: str | Path, cache: Path) -> str:
+    """Return what a terminal shows of the command, which must succeed."""
     command = [sys.executable, "-m", "ortolan_server", *map(str, arguments)]
-    environment = {**os.environ, "ORTOLAN_CACHE": str(cache)}
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=follower, env=environment
-    ) as process:
-        os.close(follower)
-        seen = b""
-        with contextlib.suppress(OSError):  # EIO: the last writer has left
-            while block := os.read(leader, 1 << 12):
-                seen += block
-    os.close(leader)
-    return process.returncode, seen.decode()
+    code, _, seen = in_a_terminal(command, {**os.environ, "ORTOLAN_CACHE": str(cache)})
+    assert code == 0, seen
+    return seen
 
 
 def test_a_terminal_sees_how_far_long_work_is(glass_bundle: Path, tmp_path: Path) -> None:
@@ -247,7 +238,7 @@ def test_a_terminal_sees_how_far_long_work_is(glass_bundle: Path, tmp_path: Path
     body = {"model": "glass", "prompt": "The", "max_tokens": 2}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     (tmp_path / "in.jsonl").write_text(f"{json.dumps(line)}\n")
-    code, seen = in_a_terminal(
+    seen = watched(
         "batch",
         tmp_path / "in.jsonl",
         tmp_path / "out.jsonl",
@@ -257,7 +248,6 @@ def test_a_terminal_sees_how_far_long_work_is(glass_bundle: Path, tmp_path: Path
         "glass",
         cache=tmp_path,
     )
-    assert code == 0, seen
     assert f"MiB of {glass_bundle.name} checked" in seen
     assert "1/1, 0 failed" in seen
 
@@ -265,10 +255,9 @@ def test_a_terminal_sees_how_far_long_work_is(glass_bundle: Path, tmp_path: Path
 def test_a_benchmark_tells_how_far_it_is(glass_bundle: Path, tmp_path: Path) -> None:
     """Run by run."""
     sizes = ["--prompt-tokens", "8", "--context-tokens", "4", "--decode-tokens", "2"]
-    code, seen = in_a_terminal(
+    seen = watched(
         "bench", glass_bundle, "--batches", "1", "--repetitions", "1", *sizes, cache=tmp_path
     )
-    assert code == 0, seen
     assert "3/3, batch 1" in seen
 
 
