@@ -44,7 +44,7 @@ class RowState:
     params: SamplingParams
     counts: TokenCounts
     draw: float  # the number in [0, 1) that the next token is drawn with
-    tail: Sequence[int] = ()  # prompt and output, for bad words
+    tokens: Sequence[int] = ()  # prompt and output, for bad words
     banned: Sequence[int] = ()  # end tokens while fewer than min_tokens are there
 
 
@@ -70,7 +70,7 @@ def adjust(logits: Row, row: RowState) -> None:
         logits[ids] += np.clip(bias, -_MOST_BIAS, _MOST_BIAS).astype(np.float32)
     if params.allowed_token_ids:
         _allow_only(logits, np.array(params.allowed_token_ids, np.int64))
-    banned = [*row.banned, *_bad_word_ends(params.bad_words, row.tail)]
+    banned = [*row.banned, *_bad_word_ends(params.bad_words, row.tokens)]
     _ban(logits, banned)
     _penalise(logits, params, row.counts)
 
@@ -95,12 +95,12 @@ def _ban(logits: Row, banned: Sequence[int]) -> None:
         logits[ids] = kept
 
 
-def _bad_word_ends(words: Sequence[tuple[int, ...]], tail: Sequence[int]) -> list[int]:
+def _bad_word_ends(words: Sequence[tuple[int, ...]], tokens: Sequence[int]) -> list[int]:
     """Return the tokens that would complete a banned sequence of tokens."""
     ends = []
     for word in words:
         beginning = word[:-1]
-        if not beginning or tuple(tail[-len(beginning) :]) == beginning:
+        if not beginning or tuple(tokens[-len(beginning) :]) == beginning:
             ends.append(word[-1])
     return ends
 

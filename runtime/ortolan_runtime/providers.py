@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import io
 import os
 from collections.abc import Mapping
@@ -125,6 +126,7 @@ def require_device(device: Device) -> None:
         load_libraries(device)
 
 
+@functools.cache  # it holds standard output back, which other threads may be writing to
 def load_libraries(device: Device) -> None:
     """Load what the device's provider needs. Raises ProviderError that names what is not there.
 

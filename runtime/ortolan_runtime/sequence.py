@@ -66,7 +66,7 @@ class Sequence:
             params=self.request.sampling,
             counts=self._counts,
             draw=self._draws.at(self.generated),
-            tail=self.work.tokens,
+            tokens=self.work.tokens,
             banned=tuple(self._eos_ids | self._end_ids) if bans_ends else (),
         )
 

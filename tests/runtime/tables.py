@@ -49,7 +49,7 @@ def shares(
             params=SamplingParams(**params),
             counts=counts_of(output, prompt),
             draw=(i + 0.5) / count,
-            tail=[*prompt, *output],
+            tokens=[*prompt, *output],
             banned=banned,
         )
         for i in range(count)
