@@ -209,7 +209,7 @@ def _draw_from_whole_row(logits: Row, rules: Rules) -> int:
     # Truncation leaves all of the head, and some of the tail.
     tail[tail < min_p] = 0.0
     if top_p < 1.0:
-        _cut_to_mass(tail, top_p * total - head)
+        _cut_to_mass(tail, logits, top_p * total - head)
     rest = float(tail.sum(dtype=np.float64))
     target = draw * (head + rest)
     if target < head or rest == 0.0:
@@ -234,16 +234,18 @@ def _place_of_mass(weights: Row, mass: float) -> int:
     return start + min(int(found), int(np.flatnonzero(inside)[-1]))
 
 
-def _cut_to_mass(weights: Row, mass: float) -> None:
+def _cut_to_mass(weights: Row, logits: Row, mass: float) -> None:
     """Set to zero, in place, all but the fewest largest weights that hold ``mass``.
 
-    ``weights`` are float32 ``[vocab]`` and not negative; of equal ones the lower ids stay.
+    ``weights`` are float32 ``[vocab]`` and not negative; of equal ones those of the larger
+    ``logits`` stay, which a high temperature brings so near, then the lower ids.
     """
     floor = _weight_floor(weights, mass)
     weights[weights < floor] = 0.0
     equal = np.flatnonzero(weights == floor)
     above = float(weights.sum(dtype=np.float64)) - len(equal) * floor
     if floor > 0.0:
+        equal = equal[np.argsort(-logits[equal], kind="stable")]
         weights[equal[max(math.ceil((mass - above) / floor), 1) :]] = 0.0
 
 

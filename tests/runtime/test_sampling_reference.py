@@ -294,3 +294,15 @@ def test_top_logprobs_are_those_of_a_full_sort(
     lse = np.float32(3.0)
     order = np.lexsort((np.arange(vocab), -row))[:count]
     assert top_logprobs(row, lse, count) == [(id, logprob_of(row, lse, id)) for id in order]
+
+
+def test_top_p_leaves_the_likelier_of_two_tokens_that_the_temperature_makes_equal() -> None:
+    logits = np.repeat(np.float32([1.0, 2.0, 0.0]), [2, 400, 598])[None]
+    logits[0, 1] = np.nextafter(np.float32(1.0), np.float32(2.0))
+    weights = np.exp((logits[0].astype(float) - 2.0) / 100)
+    top_p = (weights[2:402].sum() + 0.5 * weights[0]) / weights.sum()
+    rows = [
+        RowState(params=SamplingParams(temperature=100, top_p=top_p), counts=TokenCounts(), draw=d)
+        for d in np.linspace(0.0, 0.999, 2000)
+    ]
+    assert set(run(np.repeat(logits, 2000, axis=0), rows).tokens.tolist()) == set(range(1, 402))
