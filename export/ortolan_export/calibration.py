@@ -52,7 +52,7 @@ def measure_activity(
         Blocks(graph, linears, prepared.tensors, decoder, manifest.graph).build()
         graph.save(folder / GRAPH_NAME)
     runner = GraphRunner(folder, manifest, rows=1, length=_CHUNK)
-    chunks = list(_chunks(token_ids[:_LIMIT], min(_CHUNK, decoder.context_length)))
+    chunks = list(chunks_of(token_ids[:_LIMIT], min(_CHUNK, decoder.context_length)))
     if not chunks:
         return {}
     done, total = 0, sum(len(chunk) for chunk in chunks)
@@ -89,7 +89,7 @@ class _WatchingLinears(Int8Linears):
         self._graph.output(squares, self.outputs[module], ir.DataType.FLOAT, [width])
 
 
-def _chunks(token_ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def chunks_of(token_ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     """Give pieces of ``size`` tokens; one of a single token would be decoding, and is left out."""
     for start in range(0, len(token_ids), size):
         chunk = token_ids[start : start + size]

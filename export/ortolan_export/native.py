@@ -30,6 +30,7 @@ from ortolan_export.source import (
     INT4_PRECISIONS,
     AccuracyLevel,
     BlockSize,
+    CacheDtype,
     CheckedTensors,
     Checkpoint,
     NativePrecision,
@@ -58,6 +59,7 @@ def export(
     context_length: int | None = None,
     int4_accuracy_level: AccuracyLevel | None = None,
     int4_block_size: BlockSize | None = None,
+    kv_dtype: CacheDtype | None = None,
     engines: Engines | None = None,
     report: Report = say_nothing,
 ) -> Manifest:
@@ -67,11 +69,12 @@ def export(
     the ``target``'s; ``name`` to the source's own; ``context_length`` to the model's;
     ``int4_accuracy_level`` 4, the default on the CPU, quantises the activations of 4-bit layers to
     8 bits, 0 leaves them; ``int4_block_size``, by default 32, is how many of their weights share a
-    scale, more only at level 0; ``engines`` are those that TensorRT will build. A bundle already at
+    scale, more only at level 0; ``kv_dtype`` int8 is for the CPU alone, and the default there is
+    float32; ``engines`` are those that TensorRT will build. A bundle already at
     ``out`` is replaced in the last moment. ``report`` is told (stage, units done, units in all).
     Raises ExportError, BundleError.
     """
-    stored = _storage(target, precision, int4_accuracy_level, int4_block_size)
+    stored = _storage(target, precision, int4_accuracy_level, int4_block_size, kv_dtype)
     plan = plan_engines(target, engines, stored.precision)
     checkpoint = open_checkpoint(source)
     decoder = plan_decoder(checkpoint, context_length)
@@ -115,6 +118,7 @@ def _storage(
     precision: NativePrecision | None,
     accuracy_level: AccuracyLevel | None,
     block_size: BlockSize | None,
+    kv_dtype: CacheDtype | None,
 ) -> Storage:
     """Return how weights are stored. Raises ExportError for what the target does not take."""
     chosen = choose_precision(target, precision)
@@ -132,11 +136,17 @@ def _storage(
             f"{block_size}: the last of an odd number of rows would round otherwise than among "
             "others; add --int4-accuracy-level 0, or leave it out"
         )
+    if target != "cpu" and kv_dtype is not None:
+        raise ExportError(
+            f"--kv-dtype must be left out for {target}, got {kv_dtype}: a GPU's cache has the type "
+            "of its activations"
+        )
     return Storage(
         precision=chosen,
         target=target,
         int4_accuracy_level=level,
         int4_block_size=32 if block_size is None else block_size,
+        has_int8_cache=kv_dtype == "int8",
     )
 
 

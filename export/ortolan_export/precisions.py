@@ -16,6 +16,7 @@ from ortolan_export.balance import Activity, BalancedTensors
 from ortolan_export.blocks import Blocks
 from ortolan_export.calibration import measure_activity
 from ortolan_export.int4 import Int4Linears
+from ortolan_export.kvscales import measure_scales, quantise_cache
 from ortolan_export.operators import DecoderGraph, FusedGraph, StandardGraph
 from ortolan_export.progress import Report
 from ortolan_export.quantize import FloatLinears, Int8Linears, Linears
@@ -50,6 +51,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     target: Device = "cpu"
     int4_accuracy_level: AccuracyLevel = 4
     int4_block_size: BlockSize = 32
+    has_int8_cache: bool = False
 
     @property
     def element(self) -> Element:
@@ -59,6 +61,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_dtype(self) -> KVDtype:
         """Return the type of the KV cache."""
+        if self.has_int8_cache:
+            return "int8"
         return "float16" if self.element is np.float16 else "float32"
 
     @property
@@ -120,6 +124,22 @@ def write_graphs(folder: Path, source: Source, stored: Storage) -> None:
         if stored.rows_graph is not None:
             path = folder / stored.rows_graph
             write_rows_graph(path, weights, source.decoder, stored.element)
+    if stored.has_int8_cache:
+        _quantise_caches(folder, source)
+
+
+def _quantise_caches(folder: Path, source: Source) -> None:
+    """Give the graphs in ``folder`` a KV cache in int8 in the place of theirs in float32."""
+    scales = measure_scales(
+        folder,
+        source.decoder,
+        manifest=source.manifest,
+        token_ids=source.calibration,
+        report=source.report,
+    )
+    for name in (GRAPH_NAME, source.manifest.prefill_graph):
+        if name is not None:
+            quantise_cache(folder / name, scales)
 
 
 def _int4_linears(stored: Storage, graph: DecoderGraph, tensors: Tensors) -> Linears:
@@ -151,7 +171,9 @@ def _activity(folder: Path, source: Source, stored: Storage) -> Activity:
             place,
             _flattened(arranged, source, stored),
             decoder,
-            manifest=msgspec.structs.replace(source.manifest, prefill_graph=None),
+            manifest=msgspec.structs.replace(
+                source.manifest, prefill_graph=None, kv_dtype="float32"
+            ),
             token_ids=source.calibration,
             report=source.report,
         )

@@ -26,6 +26,7 @@ AccuracyLevel = Literal[0, 4]  # of the operator MatMulNBits: activations in flo
 BlockSize = Literal[32, 64, 128]  # of that operator: neighbouring weights that share a scale
 PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "int8+int4", "fp32", "fp16")
 INT4_PRECISIONS: tuple[NativePrecision, ...] = ("int4", "int8+int4")
+CacheDtype = Literal["float32", "int8"]  # of the KV cache on a CPU
 BLOCK_SIZES: tuple[BlockSize, ...] = (32, 64, 128)
 
 _SLICE_ELEMENTS = 1 << 24  # 64 MB as float32

@@ -43,7 +43,7 @@ class GraphRunner(Runner):
         second = manifest.prefill_graph
         self._prefill = self._decode if second is None else _session(folder / second)
         shape = (rows, manifest.kv_heads, manifest.cache_length(length), manifest.head_size)
-        self._caches: dict[tuple[int, str], Any] = {
+        self.caches: dict[tuple[int, str], Any] = {
             (layer, kind): np.full(shape, 7.0, manifest.kv_dtype)
             for layer in range(manifest.layers)
             for kind in ("key", "value")
@@ -97,7 +97,7 @@ class GraphRunner(Runner):
             binding.bind_cpu_input(name, array)
         for name in wanted:  # first, since outputs come in the order of their binding
             binding.bind_output(name, "cpu")
-        for (layer, kind), cache in self._caches.items():
+        for (layer, kind), cache in self.caches.items():
             active = cache[:count]
             place = ("cpu", 0, active.dtype.type, active.shape, active.ctypes.data)
             binding.bind_input(self._names.past.format(layer=layer, kind=kind), *place)

@@ -28,7 +28,7 @@ from engines import (
 from ortolan_export.native import export
 from ortolan_runtime.bundle import open_bundle
 
-PRECISIONS = ["int8", "int4", "int4 by 64", "fp32"]
+PRECISIONS = ["int8", "int8 with an int8 cache", "int4", "int4 by 64", "fp32"]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,15 @@ def bundles(
     by_64 = tmp_path_factory.mktemp("int4") / "by-64"
     options: Any = {"int4_accuracy_level": 0, "int4_block_size": 64}
     export(glass_checkpoint, by_64, precision="int4", **options)
-    four = {"int4": glass_bundle_int4, "int4 by 64": by_64}
-    return {"int8": glass_bundle, **four, "fp32": glass_bundle_fp32}
+    cached = tmp_path_factory.mktemp("int8") / "cached"
+    export(glass_checkpoint, cached, precision="int8", kv_dtype="int8")
+    return {
+        "int8": glass_bundle,
+        "int8 with an int8 cache": cached,
+        "int4": glass_bundle_int4,
+        "int4 by 64": by_64,
+        "fp32": glass_bundle_fp32,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +166,15 @@ def test_another_process_gives_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.export
-@pytest.mark.parametrize("precision", ["int8", "int4", "fp32"])  # its file has blocks of 32
+@pytest.mark.parametrize(
+    ("precision", "kv_dtype"),  # its file has blocks of 32
+    [("int8", "float32"), ("int8", "int8"), ("int4", "float32"), ("fp32", "float32")],
+)
 def test_the_default_model_gives_the_same_bits_in_every_way(
-    precision: str, smollm2_gguf: Path, tmp_path: Path
+    precision: Any, kv_dtype: Any, smollm2_gguf: Path, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle"
-    export(smollm2_gguf, bundle, precision=precision)
+    export(smollm2_gguf, bundle, precision=precision, kv_dtype=kv_dtype)
     requests = mixed_requests(bundle)
     long = [*requests[-1].prompt] * 20
     requests += [request(long[:n], max_tokens=6, seed=n, logprobs=1) for n in (300, 301, 650)]

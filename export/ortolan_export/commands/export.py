@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="native needs no torch; optimum knows more architectures, in fp32 for the CPU "
         "(default: %(default)s)",
     )
+    _add_numbers(parser)
+    _add_engines(parser)
+
+
+def _add_numbers(parser: argparse.ArgumentParser) -> None:
+    """Add how numbers are kept beyond what the precision says."""
+    add = parser.add_argument
     add(
         "--int4-accuracy-level",
         type=int,
@@ -65,7 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many weights of a 4-bit layer share a scale; more are smaller and less close, at "
         "accuracy level 0 alone and not for a GGUF file's own blocks (default: 32)",
     )
-    usual = Engines()
+    add(
+        "--kv-dtype",
+        choices=("float32", "int8"),
+        help="how the KV cache is kept on a CPU; int8 takes a quarter of the memory "
+        "(default: float32)",
+    )
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    add, usual = parser.add_argument, Engines()
     add(
         "--engine-rows",
         type=int,
@@ -102,6 +118,7 @@ def _natively(arguments: argparse.Namespace, report: Report) -> Manifest:
             context_length=arguments.context_length,
             int4_accuracy_level=arguments.int4_accuracy_level,
             int4_block_size=arguments.int4_block_size,
+            kv_dtype=arguments.kv_dtype,
             engines=_engines(arguments),
             report=report,
         )
@@ -119,6 +136,7 @@ def _via_optimum(arguments: argparse.Namespace, report: Report) -> Manifest:
         ("--for", arguments.target, "cpu"),
         ("--int4-accuracy-level", arguments.int4_accuracy_level, "left out"),
         ("--int4-block-size", arguments.int4_block_size, "left out"),
+        ("--kv-dtype", arguments.kv_dtype, "float32"),
         ("--engine-rows", arguments.engine_rows, "left out"),
         ("--engine-chunk", arguments.engine_chunk, "left out"),
     ):
