@@ -61,7 +61,7 @@ def test_a_prompt_scores_as_in_int8(bundles: dict[str, Path]) -> None:
 def test_a_token_decodes_to_the_bits_of_int4_over_the_same_cache(bundles: dict[str, Path]) -> None:
     both, int4 = (_runner(bundles[name]) for name in ("both", "int4"))
     both.last([_PROMPT, _PROMPT[:9]], [0, 0])
-    int4._caches = both._caches
+    int4.caches = both.caches
     rows, pasts = [[5], [6]], [len(_PROMPT), 9]
     assert both.last(rows, pasts)[0].tobytes() == int4.last(rows, pasts)[0].tobytes()
 
