@@ -45,8 +45,8 @@ def measure_scales(
 
     ``report`` is told (stage, tokens done, tokens in all).
     """
-    apart = msgspec.structs.replace(manifest, kv_dtype="float32")
-    runner = GraphRunner(folder, apart, rows=1, length=_CHUNK)
+    written = msgspec.structs.replace(manifest, kv_dtype="float32")
+    runner = GraphRunner(folder, written, rows=1, length=_CHUNK)
     chunks = list(chunks_of(token_ids[:_LIMIT], min(_CHUNK, decoder.context_length)))
     done, total = 0, sum(map(len, chunks))
     shape = (decoder.kv_heads, decoder.head_size)
