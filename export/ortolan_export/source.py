@@ -28,6 +28,7 @@ PRECISIONS: tuple[NativePrecision, ...] = ("int8", "int4", "int8+int4", "fp32", 
 INT4_PRECISIONS: tuple[NativePrecision, ...] = ("int4", "int8+int4")
 CacheDtype = Literal["float32", "int8"]  # of the KV cache on a CPU
 BLOCK_SIZES: tuple[BlockSize, ...] = (32, 64, 128)
+CACHE_DTYPES: tuple[CacheDtype, ...] = ("float32", "int8")
 
 _SLICE_ELEMENTS = 1 << 24  # 64 MB as float32
 

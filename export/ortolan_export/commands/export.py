@@ -9,7 +9,7 @@ from pathlib import Path
 from ortolan_export.commands.making import add_bundle_options, make
 from ortolan_export.errors import ExportError, UnsupportedModel
 from ortolan_export.progress import Report
-from ortolan_export.source import BLOCK_SIZES, PRECISIONS
+from ortolan_export.source import BLOCK_SIZES, CACHE_DTYPES, PRECISIONS
 from ortolan_export.targets import TARGETS, Engines
 from ortolan_runtime.bundle import Manifest
 
@@ -74,7 +74,7 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kv-dtype",
-        choices=("float32", "int8"),
+        choices=CACHE_DTYPES,
         help="how the KV cache is kept on a CPU; int8 takes a quarter of the memory "
         "(default: float32)",
     )
