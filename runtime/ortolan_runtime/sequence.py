@@ -62,10 +62,11 @@ class Sequence:
     def sampling_state(self) -> RowState:
         """Return what sampling needs to know for the next token."""
         bans_ends = self.generated < self.request.min_tokens
+        is_drawn = not self.request.sampling.is_greedy
         return RowState(
             params=self.request.sampling,
             counts=self._counts,
-            draw=self._draws.at(self.generated),
+            draw=self._draws.at(self.generated) if is_drawn else 0.0,
             tokens=self.work.tokens,
             banned=tuple(self._eos_ids | self._end_ids) if bans_ends else (),
         )
